@@ -19,11 +19,23 @@ def line(name: str, colour: int, points: list, look="solid") -> dict:
     every = max(1, len(points) // MOST_POINTS)
     # The end is what percentiles are about: it is kept whole.
     kept = [point for n, point in enumerate(points) if n % every == 0 or n >= len(points) - 20]
-    return {"name": name, "colour": colour, "look": look, "points": [[round(x, 6), round(y, 6)] for x, y in kept]}
+    return {
+        "name": name,
+        "colour": colour,
+        "look": look,
+        "points": [[round(x, 6), round(y, 6)] for x, y in kept],
+    }
 
 
 def lines(title: str, x: dict, y: dict, drawn: list, markers=()) -> dict:
-    return {"kind": "lines", "title": title, "x": x, "y": y, "lines": drawn, "markers": [{"x": x, "words": words} for x, words in markers]}
+    return {
+        "kind": "lines",
+        "title": title,
+        "x": x,
+        "y": y,
+        "lines": drawn,
+        "markers": [{"x": x, "words": words} for x, words in markers],
+    }
 
 
 def bars(title: str, x: dict, rows: list, series: list) -> dict:

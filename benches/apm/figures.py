@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Measures automatic path migration for its paper's Figures 5 to 12 and computation test: `figures.py 5-6|7|8|computation|9|10|11|12 --out FILE.json`; see docs/papers/apm.md.
+"""Measures automatic path migration for its paper's Figures 5 to 12 and computation test:
+`figures.py 5-6|7|8|computation|9|10|11|12 --out FILE.json`; see docs/papers/apm.md.
 
-Two processes with softnics of two ports, and the library of include/unbroken/apm.h in both: tests/c/apm_library.c takes the times of transitions,
-tests/c/apm_cost.c what they cost a ping-pong, or a computation, that goes on meanwhile. Facts are checked (answers, paths, migrations, ports that carried
-traffic), times are only told. 9 to 12 are of MPI programs: mpi_kernels.py."""
+Two processes with softnics of two ports, and the library of include/unbroken/apm.h in both:
+tests/c/apm_library.c takes the times of transitions, tests/c/apm_cost.c what they cost a ping-pong,
+or a computation, that goes on meanwhile. Facts are checked (answers, paths, migrations, ports that
+carried traffic), times are only told. 9 to 12 are of MPI programs: mpi_kernels.py."""
 
 import argparse
 import json
@@ -92,8 +94,8 @@ def transitions(logs) -> dict:
             )
         )
     few, many = Extent.qps[min(2, len(Extent.qps) - 1)], Extent.qps[-1]
-    more = (
-        lambda qps: f"{us('migrated', 'event', qps) / us('armed', 'event', qps) - 1:+.0%} with {qps}"
+    more = lambda qps: (
+        f"{us('migrated', 'event', qps) / us('armed', 'event', qps) - 1:+.0%} with {qps}"
     )
     eighth = max(qps for qps in Extent.qps if qps <= max(1, many // 8))
     grown = lambda what: f"{us(what, 'event', many) / us(what, 'event', eighth):.1f}"
@@ -144,7 +146,8 @@ def transitions(logs) -> dict:
 
 
 def ping_pong(logs, qps: int, size: int, rounds: int, faults: int) -> dict:
-    """By what befell: the mean latency (half a round trip) and the number of the iterations that each transition touched."""
+    """By what befell: the mean latency (half a round trip) and the number of the iterations that
+    each transition touched."""
     with Fabric(logs, "--ports", "2") as fabric:
         ends = apm.Library(fabric, "latency", qps, size, rounds, faults, name="apm_cost")
         for n in range(faults):
@@ -207,7 +210,8 @@ def touched_by(of: list) -> float:
 
 
 def added_each(of: dict, kind: str, qps: int) -> float:
-    """What a transition adds to the round trips of all iterations that it touches, for each queue pair, in µs."""
+    """What a transition adds to the round trips of all iterations that it touches, for each queue
+    pair, in µs."""
     return 2 * statistics.median((us - mean(of["quiet"])) * count for us, count in of[kind]) / qps
 
 

@@ -1,7 +1,9 @@
-"""MPI programs with a fault at sixteen instants, for Figures 9 to 12 of the paper on automatic path migration: called by figures.py; see docs/papers/apm.md.
+"""MPI programs with a fault at sixteen instants, for Figures 9 to 12 of the paper on automatic path
+migration: called by figures.py; see docs/papers/apm.md.
 
-Open MPI, its BTL openib, two processes on each of four hosts with NICs of two ports; the kernels of tests/c/mpi_kernels.c, whose results are verified.
-Facts are checked (results, migrations, the ports that carried), times are only told."""
+Open MPI, its BTL openib, two processes on each of four hosts with NICs of two ports; the kernels of
+tests/c/mpi_kernels.c, whose results are verified. Facts are checked (results, migrations, the ports
+that carried), times are only told."""
 
 import statistics
 
@@ -10,7 +12,8 @@ from lib.mpi import Kernel, OWN_APM, PORT_1, TWO_PORTS
 from lib.process import Failure
 from picture import axis, bars, figure, line, lines, row
 
-# By the figure's number: the paper's program; our kernel, its size and how often it runs (about a second where cores are free); what the paper's text says.
+# By the figure's number: the paper's program; our kernel, its size and how often it runs (about a
+# second where cores are free); what the paper's text says.
 PROGRAMS = {
     "9": ("IS, class A", "is", "W", 50, "very significant"),
     "10": ("IS, class B", "is", "A", 30, "less than with class A"),
@@ -23,7 +26,8 @@ MANNERS = {
     "unbroken": ("unmodified, Unbroken migrates", PORT_1, True, 0),
 }
 HOST, PORT_BACK = "a", "300ms"
-# Sizes of receive buffers, by the queue pairs to each peer; openib wants one for its largest eager messages and one for its largest fragments at the least.
+# Sizes of receive buffers, by the queue pairs to each peer; openib wants one for its largest eager
+# messages and one for its largest fragments at the least.
 BUFFERS = {
     1: (65536,),
     2: (12288, 65536),
@@ -51,7 +55,8 @@ def hurry():
 
 
 def queue_pairs(each_peer: int) -> list:
-    """Options of mpirun: so many queue pairs to each peer. openib has one for each size of receive buffers, and sends a message over that of the next larger size."""
+    """Options of mpirun: so many queue pairs to each peer. openib has one for each size of receive
+    buffers, and sends a message over that of the next larger size."""
     return [
         "--mca",
         "btl_openib_receive_queues",
@@ -60,7 +65,8 @@ def queue_pairs(each_peer: int) -> list:
 
 
 def ran(logs, of: dict, at: float | None) -> dict:
-    """One run; with `at`, port 1 of a host goes down so many seconds after the iterations began, and comes back."""
+    """One run; with `at`, port 1 of a host goes down so many seconds after the iterations began,
+    and comes back."""
     _, options, failover, _ = MANNERS[of["manner"]]
     with Fabric(logs, *TWO_PORTS) as fabric:
         run = Kernel(
@@ -106,7 +112,8 @@ def ran(logs, of: dict, at: float | None) -> dict:
 
 
 def by_instant(logs, of: dict) -> dict:
-    """Runs without a fault, and one with a fault at each instant: shares of the time without one, seconds."""
+    """Runs without a fault, and one with a fault at each instant: shares of the time without one,
+    seconds."""
     quiet = [ran(logs, of, None) for _ in range(Extent.quiet_runs)]
     usual = statistics.median(run["seconds"] for run in quiet)
     runs = [ran(logs, of, usual * (n + 1) / (Extent.instants + 1)) for n in range(Extent.instants)]
@@ -134,7 +141,8 @@ def by_instant(logs, of: dict) -> dict:
 
 
 def panels_of(found: dict) -> list:
-    """Time by instant, for each number of queue pairs, and averages, as the paper's picture has them."""
+    """Time by instant, for each number of queue pairs, and averages, as the paper's picture has
+    them."""
     panels = []
     most = 1.1 * max(
         s for of in found.values() for s in [*of["quiet"], *(s for _, s in of["struck"])]

@@ -24,9 +24,11 @@ from lib.fabric import UNBROKEN, Fabric
 from lib.process import Failure
 from picture import axis, bars, figure, line, lines, row, setting
 
-# Slow enough that NICs are what limits: a machine with two cores carries the packets of 16 NICs at 40 Mbit/s, those of 24 and 32 at a quarter of that.
+# Slow enough that NICs are what limits: a machine with two cores carries the packets of 16 NICs at
+# 40 Mbit/s, those of 24 and 32 at a quarter of that.
 NICS, RATE_MBPS = 8, {2: 40, 3: 10, 4: 10}
-# A send ends when the last of it is in a slot, of which there are 8 MiB: shorter ones say nothing of NICs.
+# A send ends when the last of it is in a slot, of which there are 8 MiB: shorter ones say nothing
+# of NICs.
 OPS = {
     "15": {"all-reduce": ["256K", "1M", "4M", "16M", "64M", "256M"]},
     "16": {
@@ -46,7 +48,8 @@ BALANCE, PAPER = 2, 3
 SMALL = ["8", "1K", "32K"]
 # From where on the paper's form takes this part of Balance's bandwidth at least, the two are equal.
 EQUAL = 0.98
-# Of so many hosts the share that is kept by Balance, beside what is possible (T* of docs/internals/collectives.md).
+# Of so many hosts the share that is kept by Balance, beside what is possible (T* of
+# docs/internals/collectives.md).
 HOSTS = {2: 7 / 8, 3: 0.958, 4: 0.969}
 DIES_MS = 2000
 # At the rate of two hosts.
@@ -182,9 +185,7 @@ def add_shapes(logs, path: Path) -> dict:
 def measure(logs, of: str) -> dict:
     panels, rows, most = [], [], NICS * RATE_MBPS[2] / 1000
     for op, sizes in OPS[of].items():
-        found = {
-            mode: [bandwidth(logs, op, size, mode) for size in sizes] for mode in range(PAPER)
-        }
+        found = {mode: [bandwidth(logs, op, size, mode) for size in sizes] for mode in range(PAPER)}
         drawn = [
             line(name, colour, [[size_bytes(s), g] for s, g in zip(sizes, found[mode])])
             for mode, (name, colour, _) in enumerate(MODES[:PAPER])

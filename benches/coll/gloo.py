@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""AllReduce over gloo between two processes: `gloo.py --bytes N --iterations K` says what one takes, in microseconds.
+"""AllReduce over gloo between two processes: `gloo.py --bytes N --iterations K` says what one
+takes, in microseconds.
 
-They are on the loopback, or, with `--mbps R` (root), in two network namespaces whose link carries so much each way, with the
-largest packets that a link of RoCE has.
+They are on the loopback, or, with `--mbps R` (root), in two network namespaces whose link carries
+so much each way, with the largest packets that a link of RoCE has.
 
-Needs a Python with torch; as `unbroken coll bench`, it sums 32-bit floats, checks a result, and tells the mean."""
+Needs a Python with torch; as `unbroken coll bench`, it sums 32-bit floats, checks a result, and
+tells the mean."""
 
 import argparse
 import os
@@ -28,7 +30,13 @@ def rank(args) -> int:
 
     # As many threads as the other, which has one core for each process here.
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{args.meet}", rank=args.rank, world_size=2, timeout=timedelta(seconds=LIMIT_S))
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{args.meet}",
+        rank=args.rank,
+        world_size=2,
+        timeout=timedelta(seconds=LIMIT_S),
+    )
     tensor = torch.zeros(args.bytes // 4)
     for turn in range(WARM_UP + args.iterations):
         if turn == WARM_UP:
@@ -53,26 +61,64 @@ def run(*words):
 
 @contextmanager
 def hosts(mbps: float):
-    """The names of two network namespaces, and a link between their devices `nic` that carries `mbps` each way."""
+    """The names of two network namespaces, and a link between their devices `nic` that carries
+    `mbps` each way."""
     names = [f"gloo-{os.getpid()}-{host}" for host in "ab"]
     with ExitStack() as made:
         for name in names:
             run("ip", "netns", "add", name)
             made.callback(run, "ip", "netns", "del", name)
-        run("ip", "link", "add", "nic", "mtu", MTU, "netns", names[0], "type", "veth", "peer", "name", "nic", "mtu", MTU, "netns", names[1])
+        run(
+            "ip",
+            "link",
+            "add",
+            "nic",
+            "mtu",
+            MTU,
+            "netns",
+            names[0],
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "nic",
+            "mtu",
+            MTU,
+            "netns",
+            names[1],
+        )
         for number, name in enumerate(names, 1):
-            # What comes in a millisecond, two packets at least, may leave at once; the queue never overflows.
+            # What comes in a millisecond, two packets at least, may leave at once; the queue never
+            # overflows.
             burst = max(MTU * 2, int(mbps * 125))
             run("ip", "-n", name, "address", "add", f"10.0.0.{number}/24", "dev", "nic")
             run("ip", "-n", name, "link", "set", "lo", "up")
             run("ip", "-n", name, "link", "set", "nic", "up")
-            run("tc", "-n", name, "qdisc", "add", "dev", "nic", "root", "tbf", "rate", f"{mbps}mbit", "burst", burst, "limit", 64 << 20)
+            run(
+                "tc",
+                "-n",
+                name,
+                "qdisc",
+                "add",
+                "dev",
+                "nic",
+                "root",
+                "tbf",
+                "rate",
+                f"{mbps}mbit",
+                "burst",
+                burst,
+                "limit",
+                64 << 20,
+            )
         yield names
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bytes", type=int, required=True, help="bytes of the buffer, a multiple of 4")
+    parser.add_argument(
+        "--bytes", type=int, required=True, help="bytes of the buffer, a multiple of 4"
+    )
     parser.add_argument("--iterations", type=int, required=True, help="how many")
     parser.add_argument("--mbps", type=float, help="what the link between the two carries, Mbit/s")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
@@ -87,7 +133,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as network:
         line = [sys.executable, __file__, *sys.argv[1:], "--meet", f"{folder}/meet", "--rank"]
         names = network.enter_context(hosts(args.mbps)) if args.mbps else None
-        lines = [[*(["ip", "netns", "exec", names[number]] if names else []), *line, str(number)] for number in range(2)]
+        lines = [
+            [*(["ip", "netns", "exec", names[number]] if names else []), *line, str(number)]
+            for number in range(2)
+        ]
         other = subprocess.Popen(lines[1])
         try:
             status = subprocess.run(lines[0], timeout=LIMIT_S).returncode

@@ -1,4 +1,5 @@
-"""What a training would do that starts again from its last checkpoint after every fault: a model, no run."""
+"""What a training would do that starts again from its last checkpoint after every fault: a model,
+no run."""
 
 import bisect
 
@@ -6,8 +7,10 @@ STEP_S = 0.1
 
 
 def restarted(baseline: list, faults_s: list, every_s: float, length_s: float) -> list:
-    """Accuracy over time (s) of a training that goes like `baseline` (time, accuracy), has a checkpoint every `every_s` of work, and loses what came after
-    the last one with each fault. As in the paper it is back at once, and is shown at the best it has reached until it is further than that."""
+    """Accuracy over time (s) of a training that goes like `baseline` (time, accuracy), has a
+    checkpoint every `every_s` of work, and loses what came after the last one with each fault. As
+    in the paper it is back at once, and is shown at the best it has reached until it is further
+    than that."""
     times = [time for time, _ in baseline]
     faults, points = sorted(faults_s), []
     every, done, reached = max(1, round(every_s / STEP_S)), 0, 0

@@ -1,4 +1,5 @@
-"""Figure 11: collective operations while links to switches fall silent in turn, 20 s down and 20 s up, and without that."""
+"""Figure 11: collective operations while links to switches fall silent in turn, 20 s down and 20 s
+up, and without that."""
 
 import json
 from pathlib import Path
@@ -9,7 +10,8 @@ from lib.process import Failure, wait_until
 from picture import axis, bars, cdf, figure, line, lines, percentile, row
 
 RANKS = 4
-# Each operation of the smallest size by itself; the larger sizes with the operation that the others are made of.
+# Each operation of the smallest size by itself; the larger sizes with the operation that the others
+# are made of.
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "broadcast")
 SIZES = ("250M", "1G")
 SIZE_BYTES = {"100M": 100 << 20, "250M": 250 << 20, "1G": 1 << 30}
@@ -28,15 +30,33 @@ def available_bytes() -> int:
 
 
 def bench(lab, op: str, size: str, seconds: float, name: str) -> dict:
-    """What rank 0 says of an operation that all hosts repeat for some time, every result checked."""
+    """What rank 0 says of an operation that all hosts repeat for some time, every result
+    checked."""
     id_file = lab.logs / f"{name}.id"
     ranks = []
     for rank in range(RANKS):
         address = lab.address(rank + 1)
         env = {"UNBROKEN_RUNTIME": str(lab.logs / "runtime"), "UNBROKEN_NICS": address}
-        args = ["--rank", rank, "--ranks", RANKS, "--address", address, "--id-file", id_file, "--op", op, "--min", size, "--max", size]
+        args = [
+            "--rank",
+            rank,
+            "--ranks",
+            RANKS,
+            "--address",
+            address,
+            "--id-file",
+            id_file,
+            "--op",
+            op,
+            "--min",
+            size,
+            "--max",
+            size,
+        ]
         args += ["--for", f"{seconds}s", "--warmup", 1, "--timeout", "60s", "--json", "--each"]
-        ranks.append(lab.start(f"h{rank + 1}", f"{name}-{rank}", [UNBROKEN, "coll", "bench", *args], env))
+        ranks.append(
+            lab.start(f"h{rank + 1}", f"{name}-{rank}", [UNBROKEN, "coll", "bench", *args], env)
+        )
     for process in ranks:
         process.expect_success(LIMIT_S)
     said = [json.loads(process.output().splitlines()[0]) for process in ranks]
@@ -55,7 +75,10 @@ def both(lab, op: str, size: str) -> dict:
     with FaultCycle(lab, links[turn:] + links[:turn], first_s=FIRST_S) as cycle:
         under = bench(lab, op, size, SECONDS[True], f"{op}-{size}-under")
     hits = [f for f in cycle.faults if f["carried"] > 1_000_000]
-    print(f"  {op}, {size}: {rates(without)} | {rates(under)}; {len(cycle.faults)} faults, {len(hits)} of links in use", flush=True)
+    print(
+        f"  {op}, {size}: {rates(without)} | {rates(under)}; {len(cycle.faults)} faults, {len(hits)} of links in use",
+        flush=True,
+    )
     wait_until(lab.both_ways_back, 90, "both ways are back")
     wait_until(lab.sessions_up, 60, "all BFD sessions are up again")
     return {"without": without, "under": under, "faults": len(cycle.faults), "hits": len(hits)}
@@ -90,18 +113,55 @@ def measure(logs, _python, bfd_ms: int) -> dict:
         f = found[op, "100M"]
         pair = [gbps(f["without"]), gbps(f["under"])]
         highest = 1.1 * max(pair[0] + pair[1])
-        drawn = [line("without a fault", 5, cdf(pair[0])), line("links fall silent in turn", 2, cdf(pair[1]), "dashed")]
-        panels.append(lines(f"{op}, 100 MiB", axis("bus bandwidth", 0, highest, "gbps"), axis("share of operations", 0, 1.02), drawn))
+        drawn = [
+            line("without a fault", 5, cdf(pair[0])),
+            line("links fall silent in turn", 2, cdf(pair[1]), "dashed"),
+        ]
+        panels.append(
+            lines(
+                f"{op}, 100 MiB",
+                axis("bus bandwidth", 0, highest, "gbps"),
+                axis("share of operations", 0, 1.02),
+                drawn,
+            )
+        )
     sized = [size for size in ("100M", *SIZES) if ("all-reduce", size) in found]
     middle = lambda key: [percentile(gbps(found["all-reduce", size][key]), 0.5) for size in sized]
     without, under = middle("without"), middle("under")
     series = [["without a fault", 5, without], ["links fall silent in turn", 2, under]]
-    panels.append(bars("all-reduce by size, median", axis("bus bandwidth", 0, 1.25 * max(without + under), "gbps"), sized, series))
+    panels.append(
+        bars(
+            "all-reduce by size, median",
+            axis("bus bandwidth", 0, 1.25 * max(without + under), "gbps"),
+            sized,
+            series,
+        )
+    )
     for (op, size), f in found.items():
         here = f"{rates(f['without'])} without; {rates(f['under'])} under {f['faults']} faults, {f['hits']} of them on links in use; longest {f['without']['longest_us'] / 1e3:.0f} and {f['under']['longest_us'] / 1e3:.0f} ms"
-        rows.append(row("Figure 11", f"{op}, {size}iB, Gbit/s: 20th, 50th, 80th percentile (operations)", "at the 80th percentile 0.129 Gbit/s apart at most, of up to 48", here))
+        rows.append(
+            row(
+                "Figure 11",
+                f"{op}, {size}iB, Gbit/s: 20th, 50th, 80th percentile (operations)",
+                "at the 80th percentile 0.129 Gbit/s apart at most, of up to 48",
+                here,
+            )
+        )
     notes = [
         f"{RANKS} hosts, one rank on each, unbroken coll bench, no result wrong. Faults: {FIRST_S} s after each beginning a link falls silent at the switch for 20 s, then all are well for 20 s, then the next (the paper's Figure 11: one fault that stays). BFD {bfd_ms} ms × 3, fast_failover.",
         "Left out: " + "; ".join(left_out) + ".",
     ]
-    return {"figures": [["11", figure("THORN-ML, Figure 11: collective operations with faults and without", panels, 2, notes)]], "rows": rows}
+    return {
+        "figures": [
+            [
+                "11",
+                figure(
+                    "THORN-ML, Figure 11: collective operations with faults and without",
+                    panels,
+                    2,
+                    notes,
+                ),
+            ]
+        ],
+        "rows": rows,
+    }

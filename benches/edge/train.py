@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""One rank of a data-parallel training (DDP over the backend `unbroken`) for Figures 9 and 10; RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT say which.
+"""One rank of a data-parallel training (DDP over the backend `unbroken`) for Figures 9 and 10;
+RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT say which.
 
-A small network learns ten classes that a fixed random network has drawn; all is seeded, so that losses are the same bits whenever sums are. Ends after
-`--steps`, or as soon as a rank finds `--seconds` over. Rank 0 writes `step NUMBER TIME_S STEP_MS LOSS` (all digits of the loss), `accuracy STEP TIME_S SHARE`
-of held-out samples, and at the end what a checkpoint and the start took."""
+A small network learns ten classes that a fixed random network has drawn; all is seeded, so that
+losses are the same bits whenever sums are. Ends after `--steps`, or as soon as a rank finds
+`--seconds` over. Rank 0 writes `step NUMBER TIME_S STEP_MS LOSS` (all digits of the loss),
+`accuracy STEP TIME_S SHARE` of held-out samples, and at the end what a checkpoint and the start
+took."""
 
 import argparse
 import io
@@ -24,7 +27,13 @@ CHECKPOINTS = 5
 
 def network(width: int, seed: int) -> nn.Module:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(WIDTH, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, CLASSES))
+    return nn.Sequential(
+        nn.Linear(WIDTH, width),
+        nn.ReLU(),
+        nn.Linear(width, width),
+        nn.ReLU(),
+        nn.Linear(width, CLASSES),
+    )
 
 
 def samples(teacher: nn.Module, seed: int, count: int) -> tuple:
@@ -73,7 +82,12 @@ def main():
         loss.backward()
         optimizer.step()
         # The losses, and whether a rank finds the time over.
-        told = torch.stack([loss.detach(), torch.tensor(float(began is not None and step_began - began > args.seconds))])
+        told = torch.stack(
+            [
+                loss.detach(),
+                torch.tensor(float(began is not None and step_began - began > args.seconds)),
+            ]
+        )
         dist.all_reduce(told)
         now = time.monotonic()
         if began is None:
@@ -81,7 +95,9 @@ def main():
             if rank == 0:
                 say(f"start {time.clock_gettime(time.CLOCK_BOOTTIME) - started_s():.3f}")
         if rank == 0:
-            say(f"step {step} {now - began:.6f} {(now - step_began) * 1e3:.3f} {told[0].item().hex()}")
+            say(
+                f"step {step} {now - began:.6f} {(now - step_began) * 1e3:.3f} {told[0].item().hex()}"
+            )
             if step % ACCURACY_EVERY == 0:
                 with torch.no_grad():
                     share = (net.module(held_out).argmax(1) == right).float().mean().item()

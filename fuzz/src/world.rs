@@ -58,7 +58,7 @@ impl World {
             pd: PD,
             sq_sig_all: true,
             mtu: Mtu::B256,
-            hold_on_failure: false,
+            suspend_on_error: false,
             moved: false,
         });
         for (state, qkey, sq_psn) in [

@@ -15,7 +15,9 @@
 #define UNBROKEN_VERSION_MAJOR 0
 #define UNBROKEN_VERSION_MINOR 1
 #define UNBROKEN_VERSION_PATCH 0
-/* 10,000 times the major number, 100 times the minor, and the patch: as ubcollGetVersion() has it. */
+/*
+ * 10,000 times the major number, 100 times the minor, and the patch: as ubcollGetVersion() has it.
+ */
 #define UNBROKEN_VERSION \
 	(UNBROKEN_VERSION_MAJOR * 10000 + UNBROKEN_VERSION_MINOR * 100 + UNBROKEN_VERSION_PATCH)
 

@@ -25,7 +25,9 @@ def run(logs, env: dict, settled, at) -> tuple:
     before the fault, as a failure says it."""
     with Fabric(logs, *PLAIN) as fabric:
         fabric.env.update(env)
-        server, client = fabric.pair("ib_write_bw", ["-F", "-D", SECONDS, "-q", QPS, "-x", GID_INDEX])
+        server, client = fabric.pair(
+            "ib_write_bw", ["-F", "-D", SECONDS, "-q", QPS, "-x", GID_INDEX]
+        )
         protected = lambda: [qp["protected"] for qp in fabric.status()["qps"]] == [True] * 2 * QPS
         wait_until(lambda: client.ended() or protected(), WAIT_SECONDS, "all are protected")
         wait_until(lambda: client.ended() or settled(backups(fabric)), WAIT_SECONDS, at)

@@ -25,8 +25,8 @@ def checkpoints(training):
 
 
 def test_a_training_saves_itself_at_a_switch(logs, note, torch_python, tmp_path):
-    """No checkpoint is due. The one at the switch is all that the next run needs: both together have
-    the losses of a run without a fault, bit for bit."""
+    """No checkpoint is due. The one at the switch is all that the next run needs: both together
+    have the losses of a run without a fault, bit for bit."""
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     with Fabric(logs, "--nics", "2") as fabric:

@@ -105,8 +105,8 @@ def test_rails_that_nothing_joins(logs, note):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(RUNS))
 def test_random_losses(logs, note, number):
-    """Two or three hosts lose NICs in random order, after random numbers of operations, until two of them have no
-    rail in common; some come back. Every result is right."""
+    """Two or three hosts lose NICs in random order, after random numbers of operations, until two
+    of them have no rail in common; some come back. Every result is right."""
     dice = random.Random(options.SEED * RUNS + number)
     hosts, nics = "abc"[: dice.choice([2, 3])], dice.choice([2, 3, 4])
     first = dice.randrange(nics)

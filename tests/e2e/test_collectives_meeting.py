@@ -10,7 +10,6 @@ import stat
 import subprocess
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -196,7 +195,18 @@ def test_ranks_without_common_memory(logs, op):
         raise Skip("only root mounts a /dev/shm of its own")
     with Disk(logs) as fabric:
         job = Job(fabric, [])
-        args = ["--op", op, "--min", "1M", "--max", "1M", "--check-all", "--timeout", "10s", "--json"]
+        args = [
+            "--op",
+            op,
+            "--min",
+            "1M",
+            "--max",
+            "1M",
+            "--check-all",
+            "--timeout",
+            "10s",
+            "--json",
+        ]
         # What is left there afterwards is of this job alone.
         common = logs / "shm"
         common.mkdir(mode=0o1777)

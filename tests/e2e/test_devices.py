@@ -32,7 +32,11 @@ STREAMS = {
     "read": ("ib_read_bw", ["-s", "65536"], "B0", "B1"),
     "write-64-qps": ("ib_write_bw", ["-s", "4096", "-q", "64"], "A0", "A1"),
 }
-FAULTS = {"link-down-here": ("down", "A0"), "link-down-there": ("down", "B0"), "loss": ("loss", "A0")}
+FAULTS = {
+    "link-down-here": ("down", "A0"),
+    "link-down-there": ("down", "B0"),
+    "loss": ("loss", "A0"),
+}
 
 
 def ibv(*words, devices=None) -> str:
@@ -138,8 +142,9 @@ def test_every_byte_is_right(logs, note, fault):
 
         def more(count: int = 100):
             goals = {host: verified(logs, host) + count for host in "AB"}
-            enough = lambda: any(end.ended() for end in ends.values()) or all(
-                verified(logs, host) >= goal for host, goal in goals.items()
+            enough = lambda: (
+                any(end.ended() for end in ends.values())
+                or all(verified(logs, host) >= goal for host, goal in goals.items())
             )
             wait_until(enough, 60, f"{count} messages verified at both ends", 0.2)
 
@@ -177,8 +182,7 @@ def test_events_wake_a_sleeping_program(logs):
 
 def test_without_failover_programs_have_libibverbs_itself(logs):
     done = sh(
-        "UNBROKEN_FAILOVER=0 target/release/unbroken run --devices all -- "
-        "ibv_devinfo -v -d rxeA0"
+        "UNBROKEN_FAILOVER=0 target/release/unbroken run --devices all -- ibv_devinfo -v -d rxeA0"
     )
     assert done == ibv("ibv_devinfo", "-v", "-d", "rxeA0")
 

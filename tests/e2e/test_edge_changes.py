@@ -1,7 +1,6 @@
 """An edge that is up is changed: by its file, by somebody else's hand at rules and routes, and by
 the death of its own FRR."""
 
-import json
 import os
 import signal
 import subprocess
@@ -84,7 +83,9 @@ def test_changed_file_is_applied(lab, note):
             ("mtu = 8950", "mtu = 1400", "line 4: mtu is 1400, and 8950 in the edge that is up"),
             ('address = "10.2.1.1/31"', 'address = "10.2.1.1/30"', "p2 has 10.2.1.1/31 in the"),
         ):
-            path.write_text(changed.replace(old, new).replace('"10.2.1.0"', '"10.2.1.2"', new[0] == "a"))
+            path.write_text(
+                changed.replace(old, new).replace('"10.2.1.0"', '"10.2.1.2"', new[0] == "a")
+            )
             said = refused(lab, "h1", "up", "--config", path)
             if why not in said or "`unbroken edge down` first" not in said:
                 raise Failure(said)

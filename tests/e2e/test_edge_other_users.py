@@ -345,7 +345,10 @@ def test_user_frr(lab, note):
             links = as_frr(target)
             as_frr(lambda: [os.kill(pid, signal.SIGKILL) for pid in old.values()])
             started = lambda: {
-                name for e in lab.events("h1") if e["event"] == "frr" for name in e.get("started", [])
+                name
+                for e in lab.events("h1")
+                if e["event"] == "frr"
+                for name in e.get("started", [])
             }
             wait_until(lambda: set(DAEMONS) <= started(), 30, "the daemon starts FRR again")
             root.check("FRR started again")

@@ -1,4 +1,5 @@
-"""Variables that would do nothing: the library tells a program of them, and goes on without them."""
+"""Variables that would do nothing: the library tells a program of them, and goes on without
+them."""
 
 import pytest
 

@@ -1,5 +1,5 @@
-"""A NIC that works and loses much of what it carries ("grey"): queue pairs leave it by themselves, by
-planned switches, so that nothing is replayed and atomics go on. Where all NICs lose as much, and
+"""A NIC that works and loses much of what it carries ("grey"): queue pairs leave it by themselves,
+by planned switches, so that nothing is replayed and atomics go on. Where all NICs lose as much, and
 where the machine is only busy, nobody moves (for that see test_load.py, too).
 """
 
@@ -37,7 +37,9 @@ def flows(fabric: Fabric, process) -> None:
     """Waits until the programs carry data."""
     before = fabric.nics().get("b/0", {}).get("rx_packets", 0)
     wait_until(
-        lambda: process.ended() or fabric.nics().get("b/0", {}).get("rx_packets", 0) > before + 1000,
+        lambda: (
+            process.ended() or fabric.nics().get("b/0", {}).get("rx_packets", 0) > before + 1000
+        ),
         WAIT_SECONDS,
         "packets come to b/0",
     )
@@ -73,7 +75,7 @@ def leave(logs, tool: str, percent: int, nic: str) -> str:
         server.expect_success(WAIT_SECONDS)
         # None has come back while it still loses.
         if reasons != {"loss"} or len(fabric.events("switch")) != len(switches):
-            raise Failure(f"{reasons}, then {fabric.events('switch')[len(switches):]}")
+            raise Failure(f"{reasons}, then {fabric.events('switch')[len(switches) :]}")
         if fabric.events("give-up"):
             raise Failure(f"given up: {fabric.events('give-up')[0]}")
         elsewhere = sum(fabric.nics()[f"b/{i}"]["rx_packets"] for i in (1, 2, 3))
@@ -139,7 +141,8 @@ def test_queue_pairs_come_back_when_the_nic_is_well(logs):
 
 
 def test_a_second_failure_on_a_nic_moves_its_queue_pair(logs):
-    """`wqe-error` fails a queue pair on a path that lives: once it stays, twice in a second it goes."""
+    """`wqe-error` fails a queue pair on a path that lives: once it stays, twice in a second it
+    goes."""
     with Fabric(logs, "--nics", "2") as fabric:
         server, client = fabric.pair("ib_write_bw", ["-F", "-D", 5])
         flows(fabric, client)

@@ -19,8 +19,8 @@ pytestmark = [
 ]
 
 # Tool and options. Messages are of one packet: rxe of Linux 6.1 itself ends longer ones with status
-# 9 where acknowledgements come late (docs/reference/conformance.md). SENDs are counted: the clocks of
-# two machines differ, and with -D the server may end before the client.
+# 9 where acknowledgements come late (docs/reference/conformance.md). SENDs are counted: the clocks
+# of two machines differ, and with -D the server may end before the client.
 STREAMS = {
     "write": ("ib_write_bw", "-s 4096 -D 20"),
     "write-4-qps": ("ib_write_bw", "-s 4096 -q 4 -D 20"),

@@ -16,10 +16,23 @@ SECONDS = 5
 WAIT_SECONDS = 30
 STREAMS = {"write": "ib_write_bw", "send": "ib_send_bw"}
 # Those that a queue pair leaves its device for.
-LEAVES = ["nic unb0 dead", "nic unb0 down", "refuse unb0 ENOMEM", "swallow unb0", "event unb0 PORT_ERR"]
-# What an end never meets: one that sends nothing loses no completion, and the target of WRITEs posts nothing.
-UNMET = [("write", "swallow unb0", "b"), ("send", "swallow unb0", "b"), ("write", "refuse unb0 ENOMEM", "b")]
-CASES = [(s, f, h) for s in STREAMS for f in LEAVES for h in ("a", "b", "ab") if (s, f, h) not in UNMET]
+LEAVES = [
+    "nic unb0 dead",
+    "nic unb0 down",
+    "refuse unb0 ENOMEM",
+    "swallow unb0",
+    "event unb0 PORT_ERR",
+]
+# What an end never meets: one that sends nothing loses no completion, and the target of WRITEs
+# posts nothing.
+UNMET = [
+    ("write", "swallow unb0", "b"),
+    ("send", "swallow unb0", "b"),
+    ("write", "refuse unb0 ENOMEM", "b"),
+]
+CASES = [
+    (s, f, h) for s in STREAMS for f in LEAVES for h in ("a", "b", "ab") if (s, f, h) not in UNMET
+]
 SMOKE = [("write", "nic unb0 dead", "a"), ("send", "nic unb0 down", "ab")]
 
 
@@ -43,10 +56,7 @@ def end(processes):
 
 @pytest.mark.parametrize(
     "stream, fault, hosts",
-    [
-        pytest.param(*case, marks=pytest.mark.smoke if case in SMOKE else ())
-        for case in CASES
-    ],
+    [pytest.param(*case, marks=pytest.mark.smoke if case in SMOKE else ()) for case in CASES],
 )
 def test_survives(logs, stream, fault, hosts):
     """The stream goes on over the other device, whichever ends meet the fault."""
@@ -68,13 +78,24 @@ def test_every_byte_is_right(logs, note, monkeypatch):
     monkeypatch.setattr(Fabric, "device", ())
     with Faulty(logs, "ab") as fabric:
         program = compile_c("verifier", "-libverbs")
-        args = ["--device", "unb0", "--gid-index", fabric.gid_index, "--qps", 2, "--seconds", 60, *options]
+        args = [
+            "--device",
+            "unb0",
+            "--gid-index",
+            fabric.gid_index,
+            "--qps",
+            2,
+            "--seconds",
+            60,
+            *options,
+        ]
         ends = start(fabric, logs, program, *args)
 
         def more(count=2000):
             goals = {host: verified(logs, host) + count for host in "ab"}
-            enough = lambda: any(end.ended() for end in ends.values()) or all(
-                verified(logs, host) >= goal for host, goal in goals.items()
+            enough = lambda: (
+                any(end.ended() for end in ends.values())
+                or all(verified(logs, host) >= goal for host, goal in goals.items())
             )
             wait_until(enough, WAIT_SECONDS, f"{count} messages more at both ends")
 
@@ -150,13 +171,20 @@ def test_a_schedule_needs_nobody(logs):
     with Faulty(logs, "a") as fabric:
         server, client = pair(fabric, "ib_write_bw", ["-D", 8])
         fabric.set_device_fault("nic unb0 down", "--at", "200ms", "--for", "1s")
-        if "nic unb0 down" not in (said := fabric.command("fault", "list").stdout) or "lasts 1s" not in said:
+        if (
+            "nic unb0 down" not in (said := fabric.command("fault", "list").stdout)
+            or "lasts 1s" not in said
+        ):
             raise Failure(said)
         kinds = lambda: [e["kind"] for e in fabric.events("switch")]
         wait_until(lambda: client.ended() or "planned" in kinds(), WAIT_SECONDS, "it comes home")
         client.expect_success(8 + WAIT_SECONDS)
         server.expect_success(WAIT_SECONDS)
-        if "passive" not in kinds() or "planned" not in kinds() or fabric.command("fault", "list").stdout:
+        if (
+            "passive" not in kinds()
+            or "planned" not in kinds()
+            or fabric.command("fault", "list").stdout
+        ):
             raise Failure(f"{fabric.events()}")
 
 

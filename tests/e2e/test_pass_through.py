@@ -47,13 +47,13 @@ def test_what_libibverbs_calls_goes_on_to_it():
             for library in installed()
         )
     )
-    sources = "".join(
-        file.read_text() for file in (ROOT / "crates/api/preload/src").glob("*.rs")
-    )
+    sources = "".join(file.read_text() for file in (ROOT / "crates/api/preload/src").glob("*.rs"))
     passed = set(re.findall(r"pass!\((\w+)\(", sources))
     # Two macros of unsupported.rs begin each of their functions so.
     lists = re.findall(r"absent_(?:verbs|objects)! \{(.*?)\n\}", sources, re.S)
     passed |= {name for text in lists for name in re.findall(r"^\s+(\w+)\(", text, re.M)}
     left = {name for name in called & ours - passed if not OF_NUMBERS.search(name)}
-    assert called & ours, "libibverbs calls none of its functions: the test looks in the wrong place"
+    assert called & ours, (
+        "libibverbs calls none of its functions: the test looks in the wrong place"
+    )
     assert not left, f"they do not begin with pass!: {sorted(left)}"

@@ -57,7 +57,8 @@ def test_edge(logs, note):
 
 @pytest.mark.timeout(4300)
 def test_devices(logs, note):
-    """Devices of the machine, over rxe: test_devices.py, test_doctor.py, test_softnic_and_rxe.py."""
+    """Devices of the machine, over rxe: test_devices.py, test_doctor.py,
+    test_softnic_and_rxe.py."""
     output = in_vm(logs, f"bash {VM / 'devices.sh'} -m 'not timing'", 3600)
     note(output.strip().splitlines()[-1].strip("= "))
 

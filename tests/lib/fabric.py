@@ -1,4 +1,5 @@
-"""A fabric of its own for a test: runtime folder, programs on its hosts, faults, counters, events, gaps."""
+"""A fabric of its own for a test: runtime folder, programs on its hosts, faults, counters, events,
+gaps."""
 
 import json
 import os
@@ -15,15 +16,20 @@ from .paths import BUILD
 
 UNBROKEN = BUILD / "unbroken"
 _COMMAND_SECONDS = 20
-# Pages of a folder on a disk would be written back in mid-stream; see crates/base/runtime/src/runtime.rs.
-RUNTIME_ROOT = "/dev/shm" if os.path.ismount("/dev/shm") and os.access("/dev/shm", os.W_OK) else None
+# Pages of a folder on a disk would be written back in mid-stream; see
+# crates/base/runtime/src/runtime.rs.
+RUNTIME_ROOT = (
+    "/dev/shm" if os.path.ismount("/dev/shm") and os.access("/dev/shm", os.W_OK) else None
+)
 
 
 class Fabric:
-    """A context: on leaving it, its programs are ended and its runtime folder is removed (logs stay).
+    """A context: on leaving it, its programs are ended and its runtime folder is removed (logs
+    stay).
 
-    `settings` are options of `unbroken fabric up`; without any, the fabric is the default one, made by whoever comes first.
-    A subclass may have its runtime folder, its programs and its commands elsewhere."""
+    `settings` are options of `unbroken fabric up`; without any, the fabric is the default one, made
+    by whoever comes first. A subclass may have its runtime folder, its programs and its commands
+    elsewhere."""
 
     root = RUNTIME_ROOT
 
@@ -46,7 +52,9 @@ class Fabric:
         # has made that one whole, nothing but Unbroken's own may be in it.
         self.files = self._make_folder()
         self.processes = []
-        self.env = {k: v for k, v in os.environ.items() if not k.startswith(("UNBROKEN_", "LD_PRELOAD"))}
+        self.env = {
+            k: v for k, v in os.environ.items() if not k.startswith(("UNBROKEN_", "LD_PRELOAD"))
+        }
         self.env["UNBROKEN_RUNTIME"] = str(self.path)
         settings = [*self.device, *settings]
         if "infiniband" in settings:
@@ -92,41 +100,70 @@ class Fabric:
         self.processes.append(process)
         return process
 
-    def run(self, host: str, args: list, name: str | None = None, failover=True, env: dict | None = None) -> Process:
+    def run(
+        self, host: str, args: list, name: str | None = None, failover=True, env: dict | None = None
+    ) -> Process:
         """Starts `unbroken run --host HOST -- ARGS…`."""
         options = ["--host", host] + ([] if failover else ["--no-failover"])
         line = self.program_line([UNBROKEN, "run", *options, "--", *args])
         return self.start(name or f"{host}-{Path(args[0]).name}", line, env)
 
     def pair(self, tool: str, args: list, failover=True, server_args: list | None = None):
-        """Starts `tool ARGS` as a server on host b and, when it listens, as a client on host a. Gives both."""
+        """Starts `tool ARGS` as a server on host b and, when it listens, as a client on host a.
+        Gives both."""
         port = free_port()
-        program = [tool, "-d", "unb0", "-p", port, *(["-x", self.gid_index] if self.gid_index else []), *args]
+        program = [
+            tool,
+            "-d",
+            "unb0",
+            "-p",
+            port,
+            *(["-x", self.gid_index] if self.gid_index else []),
+            *args,
+        ]
         server = self.run("b", program + (server_args or []), f"b-{tool}", failover)
-        wait_until(lambda: server.ended() or listens(server.pid, port), 20, f"{tool} server listens at port {port}")
+        wait_until(
+            lambda: server.ended() or listens(server.pid, port),
+            20,
+            f"{tool} server listens at port {port}",
+        )
         client = self.run("a", program + ["127.0.0.1"], f"a-{tool}", failover)
         return server, client
 
     def command(self, *args) -> subprocess.CompletedProcess:
         """Runs the `unbroken` command and gives what came of it."""
         args = [str(arg) for arg in self.command_line([UNBROKEN, *args])]
-        return subprocess.run(args, env=self.env, capture_output=True, text=True, timeout=_COMMAND_SECONDS)
+        return subprocess.run(
+            args, env=self.env, capture_output=True, text=True, timeout=_COMMAND_SECONDS
+        )
 
     def _succeed(self, *args) -> str:
         done = self.command(*args)
         if done.returncode != 0:
-            raise Failure(f"unbroken {' '.join(map(str, args))}: status {done.returncode}: {done.stderr.strip()}")
+            raise Failure(
+                f"unbroken {' '.join(map(str, args))}: status {done.returncode}: {done.stderr.strip()}"
+            )
         return done.stdout
 
     # Faults
 
     def fault(self, text: str, *schedule: str):
-        """Sets a fault, at once and until it is cleared if there is no schedule (`--at`, `--for`, `--every`)."""
+        """Sets a fault, at once and until it is cleared if there is no schedule (`--at`, `--for`,
+        `--every`)."""
         self._succeed("fault", "set", text, *schedule)
 
     def random_faults(self, seed: int, seconds: float, *hosts: str):
         """Sets the random faults of a seed on some hosts."""
-        self._succeed("fault", "random", "--seed", seed, "--for", f"{round(seconds * 1000)}ms", "--hosts", ",".join(hosts))
+        self._succeed(
+            "fault",
+            "random",
+            "--seed",
+            seed,
+            "--for",
+            f"{round(seconds * 1000)}ms",
+            "--hosts",
+            ",".join(hosts),
+        )
 
     def clear(self, *what: str):
         """Clears faults: those named, or all."""
@@ -148,12 +185,18 @@ class Fabric:
         return {n["nic"]: n for n in self.status()["nics"]}
 
     def elsewhere(self, nic: str, counter: str) -> int:
-        """What the other NICs of that one's host have counted: its queue pairs take turns over them."""
+        """What the other NICs of that one's host have counted: its queue pairs take turns over
+        them."""
         host = nic.split("/")[0]
-        return sum(n[counter] for name, n in self.nics().items() if name.split("/")[0] == host and name != nic)
+        return sum(
+            n[counter]
+            for name, n in self.nics().items()
+            if name.split("/")[0] == host and name != nic
+        )
 
     def gaps(self, pid: int) -> dict:
-        """The gaps that the page of a process has now: start to length, in µs; see `GapRecorder` in crates/nic/fabric/src/gap.rs."""
+        """The gaps that the page of a process has now: start to length, in µs; see `GapRecorder` in
+        crates/nic/fabric/src/gap.rs."""
         try:
             page = next((self.path / "shm" / "proc").glob(f"{pid}-*.page")).read_bytes()
         except (OSError, StopIteration):

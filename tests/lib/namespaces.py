@@ -1,4 +1,5 @@
-"""Two network namespaces joined by veth pairs, with names of their own, removed at the end whatever happens."""
+"""Two network namespaces joined by veth pairs, with names of their own, removed at the end whatever
+happens."""
 
 import ctypes
 import ipaddress
@@ -19,7 +20,9 @@ _RULES = """table inet {table} {{
 
 def _run(*args, stdin=None) -> str:
     try:
-        done = subprocess.run([str(a) for a in args], input=stdin, capture_output=True, text=True, timeout=20)
+        done = subprocess.run(
+            [str(a) for a in args], input=stdin, capture_output=True, text=True, timeout=20
+        )
     except subprocess.TimeoutExpired as late:
         raise Failure(f"{' '.join(map(str, args))}: not done after 20 s") from late
     if done.returncode != 0:
@@ -31,7 +34,8 @@ _CLONE_NEWNET = 0x40000000
 
 
 def _counters(name: str) -> int:
-    """An open file that tells the counters of a namespace's interfaces whenever it is read: nothing has to be started for it."""
+    """An open file that tells the counters of a namespace's interfaces whenever it is read: nothing
+    has to be started for it."""
     opened = []
 
     def enter():
@@ -52,7 +56,8 @@ def _counters(name: str) -> int:
 
 
 class Namespaces:
-    """A context: hosts a and b, each with the interfaces nic0, nic1, …, rail to rail. Host h has 10.<x>.<rail>.<1 or 2>."""
+    """A context: hosts a and b, each with the interfaces nic0, nic1, …, rail to rail. Host h has
+    10.<x>.<rail>.<1 or 2>."""
 
     hosts = "ab"
 
@@ -77,8 +82,21 @@ class Namespaces:
                 _run("ip", "-n", name, "link", "set", "lo", "up")
             self.counters = {host: _counters(name) for host, name in self.name.items()}
             for rail in range(self.rails):
-                _run("ip", "link", "add", f"nic{rail}", "netns", self.name["a"], "type", "veth",
-                     "peer", "name", f"nic{rail}", "netns", self.name["b"])
+                _run(
+                    "ip",
+                    "link",
+                    "add",
+                    f"nic{rail}",
+                    "netns",
+                    self.name["a"],
+                    "type",
+                    "veth",
+                    "peer",
+                    "name",
+                    f"nic{rail}",
+                    "netns",
+                    self.name["b"],
+                )
                 for host in "ab":
                     self._up(host, f"nic{rail}", self.addr(host, rail))
             self._more()
@@ -103,7 +121,11 @@ class Namespaces:
         """What else a subclass has."""
 
     def _all_up(self) -> bool:
-        links = [link for name in self.name.values() for link in json.loads(_run("ip", "-n", name, "-j", "link"))]
+        links = [
+            link
+            for name in self.name.values()
+            for link in json.loads(_run("ip", "-n", name, "-j", "link"))
+        ]
         return all(link["operstate"] == "UP" for link in links if link["ifname"].startswith("nic"))
 
     def addr(self, host: str, rail: int) -> ipaddress.IPv4Address:
@@ -138,17 +160,41 @@ class Namespaces:
 
 
 class Cluster(Namespaces):
-    """With a third host, m, apart from the rails: a and b each have an interface to it, `mgmt`, and reach a server there, and each other by it."""
+    """With a third host, m, apart from the rails: a and b each have an interface to it, `mgmt`, and
+    reach a server there, and each other by it."""
 
     hosts = "abm"
 
     def _more(self):
         for host, other in ("ab", "ba"):
             name = self.name[host]
-            _run("ip", "link", "add", "mgmt", "netns", name, "type", "veth", "peer", "name", f"to-{host}", "netns", self.name["m"])
+            _run(
+                "ip",
+                "link",
+                "add",
+                "mgmt",
+                "netns",
+                name,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                f"to-{host}",
+                "netns",
+                self.name["m"],
+            )
             self._up(host, "mgmt", self.manager(host))
             self._up("m", f"to-{host}", self.server(host))
-            _run("ip", "-n", name, "route", "add", f"{self.manager(other)}/32", "via", self.server(host))
+            _run(
+                "ip",
+                "-n",
+                name,
+                "route",
+                "add",
+                f"{self.manager(other)}/32",
+                "via",
+                self.server(host),
+            )
         _run(*self.within("m"), "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
 
     def _management(self, host: str, number: int) -> ipaddress.IPv4Address:

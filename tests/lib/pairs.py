@@ -1,10 +1,12 @@
-"""A covering set: few cases in which every value of every dimension meets every value of every other."""
+"""A covering set: few cases in which every value of every dimension meets every value of every
+other."""
 
 from itertools import combinations, product
 
 
 def covering(dimensions: list) -> list:
-    """Cases (tuples, a value of each dimension) that cover all pairs. The same input gives the same cases."""
+    """Cases (tuples, a value of each dimension) that cover all pairs. The same input gives the same
+    cases."""
 
     def pairs(case):
         return {((i, case[i]), (j, case[j])) for i, j in combinations(range(len(case)), 2)}

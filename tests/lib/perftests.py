@@ -1,4 +1,5 @@
-"""perftest on every transport, with its options: what is run, and the payload that must have gone through the NICs."""
+"""perftest on every transport, with its options: what is run, and the payload that must have gone
+through the NICs."""
 
 import re
 
@@ -6,8 +7,9 @@ from .fabric import Fabric
 from .process import Failure
 
 SECONDS = 40
-# Tool, arguments, and the payload bytes that must have left host a and come to host b; for READ the other way, for -b and ping-pongs
-# both ways. Datagrams are counted, too: in the emulated network none is lost for want of room.
+# Tool, arguments, and the payload bytes that must have left host a and come to host b; for READ the
+# other way, for -b and ping-pongs both ways. Datagrams are counted, too: in the emulated network
+# none is lost for want of room.
 PERFTESTS = [
     # UC
     ("ib_send_bw", ["-c", "UC", "-n", "5000"], 5000 * 65536),
@@ -61,11 +63,17 @@ BY_LID = [
 
 
 def check_figures(tool: str, output: str):
-    """The client's last line of figures: bytes, iterations, and then of bandwidths the average, of latencies the typical one.
+    """The client's last line of figures: bytes, iterations, and then of bandwidths the average, of
+    latencies the typical one.
 
-    On a machine whose cores are all taken perftest may fail to find out how fast its clock is, says so, and prints zeros; and its deviation of latencies is
-    no number where one of them is ten thousand times the others. What has been carried is counted at the NICs."""
-    rows = [line.split() for line in output.splitlines() if re.fullmatch(r"\s*\d+\s+\d+(\s+([\d.]+|-?nan))+\s*", line)]
+    On a machine whose cores are all taken perftest may fail to find out how fast its clock is, says
+    so, and prints zeros; and its deviation of latencies is no number where one of them is ten
+    thousand times the others. What has been carried is counted at the NICs."""
+    rows = [
+        line.split()
+        for line in output.splitlines()
+        if re.fullmatch(r"\s*\d+\s+\d+(\s+([\d.]+|-?nan))+\s*", line)
+    ]
     place = 3 if tool.endswith("_bw") else 4
     clock = "Correlation coefficient" not in output
     if not rows or len(rows[-1]) <= place or clock and not float(rows[-1][place]) > 0:
@@ -73,7 +81,8 @@ def check_figures(tool: str, output: str):
 
 
 def run(logs, tool: str, args: list, payload: int, settings=(), failover=True):
-    """Runs a perftest on rail 0; `payload` bytes at least must have left one end and come to the other."""
+    """Runs a perftest on rail 0; `payload` bytes at least must have left one end and come to the
+    other."""
     with Fabric(logs, *settings) as fabric:
         server, client = fabric.pair(tool, ["-F", *args], failover)
         client.expect_success(SECONDS)
@@ -84,7 +93,12 @@ def run(logs, tool: str, args: list, payload: int, settings=(), failover=True):
         if "-b" in args or "_lat" in tool and "_read_" not in tool:
             flows += [flow[::-1] for flow in flows]
         for sender, receiver in flows:
-            left, came = nics[f"{sender}/0"]["tx_payload_bytes"], nics[f"{receiver}/0"]["rx_payload_bytes"]
+            left, came = (
+                nics[f"{sender}/0"]["tx_payload_bytes"],
+                nics[f"{receiver}/0"]["rx_payload_bytes"],
+            )
             packets = nics[f"{receiver}/0"]["rx_packets"]
             if min(left, came) < payload or packets == 0:
-                raise Failure(f"{left} bytes left {sender}, {came} came to {receiver} in {packets} packets; {payload} are right")
+                raise Failure(
+                    f"{left} bytes left {sender}, {came} came to {receiver} in {packets} packets; {payload} are right"
+                )

@@ -1,4 +1,5 @@
-"""TCP ports that no other suite of this machine has: a port found by binding port 0 is held by a locked file while we live."""
+"""TCP ports that no other suite of this machine has: a port found by binding port 0 is held by a
+locked file while we live."""
 
 import fcntl
 import os
@@ -29,7 +30,8 @@ def free_port() -> int:
 
 
 def listens(pid: int, port: int) -> bool:
-    """Whether somebody listens at the TCP port, in the network namespace of a process. Nothing connects to find out."""
+    """Whether somebody listens at the TCP port, in the network namespace of a process. Nothing
+    connects to find out."""
     for table in ("tcp", "tcp6"):
         try:
             lines = Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]

@@ -1,4 +1,5 @@
-"""One perftest run through one fault: the rate on the failing path before, the rate on the backup after, and the interruption."""
+"""One perftest run through one fault: the rate on the failing path before, the rate on the backup
+after, and the interruption."""
 
 import statistics
 import time
@@ -16,8 +17,8 @@ STEP_SECONDS = 0.1
 RAILS = 4
 # Gaps that overlap this time after the fault are its work; later ones are the machine's.
 GAP_WINDOW_US = 300_000
-# A stream that lives carries this share of its former rate: the typical one of many, and each single one. (What else a machine
-# does can halve the rate of a stream at any time, fault or none.)
+# A stream that lives carries this share of its former rate: the typical one of many, and each
+# single one. (What else a machine does can halve the rate of a stream at any time, fault or none.)
 TYPICAL_SHARE = 0.5
 SHARE = 0.05
 
@@ -48,9 +49,19 @@ def _or(value, form):
     return "-" if value is None else format(value, form)
 
 
-def survive(fabric: Fabric, tool: str, args: list, seconds: float, fault: str, both_ways: bool, failover=True, gaps=True) -> Result:
-    """Runs `tool` from host a to host b over rail 0 and sets the fault in mid-stream. Fails where the stream does not live on. Without
-    `gaps` none are looked for: the pages that they stand in are found by the pid that a program has for itself."""
+def survive(
+    fabric: Fabric,
+    tool: str,
+    args: list,
+    seconds: float,
+    fault: str,
+    both_ways: bool,
+    failover=True,
+    gaps=True,
+) -> Result:
+    """Runs `tool` from host a to host b over rail 0 and sets the fault in mid-stream. Fails where
+    the stream does not live on. Without `gaps` none are looked for: the pages that they stand in
+    are found by the pid that a program has for itself."""
     server, client = fabric.pair(tool, [*args, "-D", seconds], failover)
     if "read" in tool:
         flows = [("b", "a")]
@@ -76,7 +87,9 @@ def survive(fabric: Fabric, tool: str, args: list, seconds: float, fault: str, b
     fault_us = fabric.events("fault")[-1]["time_us"]
     last_us = start.time_us + seconds * 1e6 - TAIL_US
     if fault_us > last_us:
-        raise Failure(f"the fault came {(fault_us - start.time_us) / 1e6:.1f} s after the stream's begin, which lasts {seconds:g} s")
+        raise Failure(
+            f"the fault came {(fault_us - start.time_us) / 1e6:.1f} s after the stream's begin, which lasts {seconds:g} s"
+        )
     time.sleep(max(0, (fault_us + SETTLE_US - now_us()) / 1e6))
     settled = end = meter.sample()
     while not (client.ended() and server.ended()):
@@ -88,17 +101,24 @@ def survive(fabric: Fabric, tool: str, args: list, seconds: float, fault: str, b
             end = sample
     for process in (client, server):
         if process.popen.returncode != 0:
-            raise Died(f"{process.name} {describe_exit(process.popen.returncode)}; {meter.state(settled)}")
+            raise Died(
+                f"{process.name} {describe_exit(process.popen.returncode)}; {meter.state(settled)}"
+            )
     result = Result()
     result.rate_before = least_rate(start, before, lambda sample: sample.default)
     result.rate_after = least_rate(settled, end, lambda sample: sample.backup)
     _read_switches(fabric, result, {"a", "b"} if failover else set())
     result.gap_ms = meter.longest_gap_ms(fault_us)
     if gaps and result.gap_ms is None:
-        # Data came before and after the fault, by the counters, so it was interrupted between: the record is what is wrong.
-        raise Failure(f"no receiver recorded a gap around the fault, though traffic crossed it: {result.note}")
+        # Data came before and after the fault, by the counters, so it was interrupted between: the
+        # record is what is wrong.
+        raise Failure(
+            f"no receiver recorded a gap around the fault, though traffic crossed it: {result.note}"
+        )
     if result.share < SHARE:
-        raise Died(f"the backup carries less than {SHARE:.0%} of the rate before the fault: {result.note}")
+        raise Died(
+            f"the backup carries less than {SHARE:.0%} of the rate before the fault: {result.note}"
+        )
     return result
 
 
@@ -111,9 +131,12 @@ def _read_switches(fabric, result, hosts):
     for switch in switches:
         if switch["kind"] != "passive" or "/0" in switch["to"]:
             raise Failure(f"an unexpected switch: {switch}")
-        # The first epochs after the one that was connected are those of the other rails, one of which is the queue pair's turn.
+        # The first epochs after the one that was connected are those of the other rails, one of
+        # which is the queue pair's turn.
         if (switch["host"], switch["qp"]) in moved or switch["epoch"] >= RAILS:
-            raise Failure(f"a second switch, but there was one fault: a good path was suspected: {switch}")
+            raise Failure(
+                f"a second switch, but there was one fault: a good path was suspected: {switch}"
+            )
         moved.add((switch["host"], switch["qp"]))
     result.switches = len(switches)
     result.replayed = sum(s["replayed"] for s in switches)
@@ -125,29 +148,40 @@ def _read_switches(fabric, result, hosts):
 
 
 class Sample:
-    """The counters at an instant: the payload bytes of each flow on rail 0 and on the others together, each the least of the
-    sender's and the receiver's count. (Which backup is taken is for the program to choose.)"""
+    """The counters at an instant: the payload bytes of each flow on rail 0 and on the others
+    together, each the least of the sender's and the receiver's count. (Which backup is taken is for
+    the program to choose.)"""
 
     def __init__(self, nics: dict, flows: list, time_us: int):
         self.time_us = time_us
 
         def carried(rails):
             for sender, receiver in flows:
-                tx = sum(nics[f"{sender}/{rail}"]["tx_payload_bytes"] for rail in rails if f"{sender}/{rail}" in nics)
-                rx = sum(nics[f"{receiver}/{rail}"]["rx_payload_bytes"] for rail in rails if f"{receiver}/{rail}" in nics)
+                tx = sum(
+                    nics[f"{sender}/{rail}"]["tx_payload_bytes"]
+                    for rail in rails
+                    if f"{sender}/{rail}" in nics
+                )
+                rx = sum(
+                    nics[f"{receiver}/{rail}"]["rx_payload_bytes"]
+                    for rail in rails
+                    if f"{receiver}/{rail}" in nics
+                )
                 yield min(tx, rx)
 
         self.default, self.backup = list(carried([0])), list(carried(range(1, RAILS)))
 
 
 def least_rate(first: Sample, last: Sample, of) -> float:
-    """Bytes a second between two samples, of the flow that had least. `of` chooses what a sample counts."""
+    """Bytes a second between two samples, of the flow that had least. `of` chooses what a sample
+    counts."""
     seconds = max(1, last.time_us - first.time_us) / 1e6
     return min((b - a) / seconds for a, b in zip(of(first), of(last)))
 
 
 class Meter:
-    """Takes samples of the counters, and collects the gaps of the receivers (their ring is short)."""
+    """Takes samples of the counters, and collects the gaps of the receivers (their ring is
+    short)."""
 
     def __init__(self, fabric: Fabric, flows: list, receiver_pids: list):
         self.fabric, self.flows, self.samples = fabric, flows, []
@@ -176,4 +210,3 @@ class Meter:
         """What the backups carried since a sample, in words."""
         moved = [b - a for a, b in zip(since.backup, self.samples[-1].backup)]
         return f"the backups carried {moved} bytes since then"
-

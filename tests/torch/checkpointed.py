@@ -4,8 +4,8 @@ starts it: `checkpointed.py STEPS EVERY FOLDER [--at-switch] [--leave]`.
 
 It writes a checkpoint each EVERY steps, and with --at-switch also when a queue pair of any rank has
 been forced to another NIC; with --leave it ends after the first of these. An operation that stands
-still for 10 s ends it with an error; ranks wait longer for each other at the beginning. Rank 0 prints `loss STEP
-VALUE` with all digits of the value, and `checkpoint STEP WHY`.
+still for 10 s ends it with an error; ranks wait longer for each other at the beginning. Rank 0
+prints `loss STEP VALUE` with all digits of the value, and `checkpoint STEP WHY`.
 """
 
 import argparse

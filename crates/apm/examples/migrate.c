@@ -37,7 +37,7 @@ static void connect_qp(const struct end *peer)
 	struct ibv_qp_attr init = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
 	struct ibv_qp_attr rtr = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer->qpn, .min_rnr_timer = 1, .ah_attr = {
 		.is_global = 1, .port_num = 1, .dlid = peer->addresses[0].lid, .grh = { .dgid = peer->addresses[0].gid, .sgid_index = gid_index, .hop_limit = 64 } } };
-	struct ibv_qp_attr rts = { .qp_state = IBV_QPS_RTS, .timeout = 12, .retry_cnt = 7, .rnr_retry = 7 };
+	struct ibv_qp_attr rts = { .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7 };
 
 	NEED(!ibv_modify_qp(qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
 	NEED(!ibv_modify_qp(qp, &rtr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
@@ -54,9 +54,9 @@ static long exchange(long number)
 	struct ibv_wc wc = { 0 };
 	numbers[0] = number;
 	NEED(!ibv_post_recv(qp, &receive, &bad_receive) && !ibv_post_send(qp, &send, &bad_send));
-	for (int done = 0; done < 2; done += ibv_poll_cq(cq, 1, &wc))
-		NEED(wc.status == IBV_WC_SUCCESS);
-	NEED(wc.status == IBV_WC_SUCCESS);
+	for (int n, done = 0; done < 2; done += n)
+		if ((n = ibv_poll_cq(cq, 1, &wc)) < 0 || (n && wc.status))
+			exit(fprintf(stderr, "completion: %s\n", ibv_wc_status_str(wc.status)) > 0);
 	return numbers[1];
 }
 

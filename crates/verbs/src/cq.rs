@@ -480,7 +480,8 @@ impl Cq {
         drivers.iter().for_each(|attached| attached.driver.arm(solicited_only));
     }
 
-    /// Whether an event was asked for that has not come: for solicited completions alone, or for any.
+    /// Whether an event was asked for that has not come: for solicited completions alone, or for
+    /// any.
     pub fn armed(&self) -> Option<bool> {
         match self.ring().armed {
             Armed::No => None,

@@ -5,11 +5,11 @@
 //! belong to their device; sends are posted in RTS; a dying device may accept a post and flush it
 //! late, or refuse it with any errno.
 //!
-//! *Holding.* A [`HoldingQp`] made with `hold_on_failure` is the building block of a logical QP.
+//! *Holding.* A [`ResumableQp`] made with `suspend_on_error` is the building block of a logical QP.
 //! When the network or the NIC fails it, it stops and keeps its work requests: no flush completions
 //! appear. The device tells so by [`DeviceEvent::QpFailed`]. Whoever holds it then either calls
-//! [`HoldingQp::quiesce`] and moves the [`Backlog`] to a QP of another device, or
-//! [`HoldingQp::fail`], which completes everything with the original error as a plain QP would have
+//! [`ResumableQp::quiesce`] and moves the [`Backlog`] to a QP of another device, or
+//! [`ResumableQp::fail`], which completes everything with the original error as a plain QP would have
 //! done. Errors that are the application's own (access, length, protection, RNR) are delivered as
 //! on any QP. Where a device cannot do that, it is done above it, by a journal.
 
@@ -129,7 +129,7 @@ pub enum DeviceEvent {
     PortDown(u8),
     /// This port has its link again, or a dead device can be opened again (IBV_EVENT_PORT_ACTIVE).
     PortActive(u8),
-    /// A QP made with `hold_on_failure` stopped, for this network-class reason.
+    /// A QP made with `suspend_on_error` stopped, for this network-class reason.
     QpFailed {
         /// Its QPN on the device.
         qpn: u32,
@@ -196,7 +196,7 @@ pub struct QpInit {
     /// Every send makes a WC.
     pub sq_sig_all: bool,
     /// Stop and keep the work requests on a failure of the network, see the module's text.
-    pub hold_on_failure: bool,
+    pub suspend_on_error: bool,
     /// The QPN that WCs carry; the QP's own if none.
     pub wc_qpn: Option<u32>,
     /// UD: it is a later life of a QP, whose peers know it by this GID and the QPN `wc_qpn`;
@@ -208,7 +208,7 @@ pub struct QpInit {
     /// It carries messages of failover itself, which are not counted as data of the application.
     pub control: bool,
     /// It is made ahead of its use: nobody polls for it and it is lent no receive of an SRQ before
-    /// [`HoldingQp::adopt`].
+    /// [`ResumableQp::adopt`].
     pub standby: bool,
 }
 
@@ -315,7 +315,7 @@ pub trait Device: Send + Sync {
     fn create_qp(&self, init: &QpInit) -> Result<Arc<dyn DeviceQp>>;
     /// Makes a QP that can be stopped and moved, where the device can ([`Capabilities::holds`]);
     /// EOPNOTSUPP elsewhere.
-    fn create_holding_qp(&self, init: &QpInit) -> Result<Arc<dyn HoldingQp>>;
+    fn create_holding_qp(&self, init: &QpInit) -> Result<Arc<dyn ResumableQp>>;
     /// Traffic so far.
     fn counters(&self) -> DeviceCounters;
 }
@@ -350,7 +350,7 @@ pub trait DeviceQp: Send + Sync {
 }
 
 /// A physical QP that can be stopped with exact progress, and whose work another can take over.
-pub trait HoldingQp: DeviceQp {
+pub trait ResumableQp: DeviceQp {
     /// How far both halves are.
     fn progress(&self) -> Progress;
     /// [`Progress::advanced`] as of some microseconds ago, without waiting for whoever is at work
@@ -359,7 +359,7 @@ pub trait HoldingQp: DeviceQp {
         None
     }
     /// Packets that it has taken for lost, or their answers, and sends again (not those for which
-    /// the peer had no receive): with [`HoldingQp::pulse`] a measure of what its path loses.
+    /// the peer had no receive): with [`ResumableQp::pulse`] a measure of what its path loses.
     /// `None`: the device does not count, or not for each QP.
     fn lost(&self) -> Option<u64> {
         None

@@ -1,6 +1,6 @@
 //! The verbs interface: what a device offers, and how C programs see it.
 //!
-//! - [`device`]: the [`Device`] and [`DeviceQp`] traits, which are plain verbs, and [`HoldingQp`],
+//! - [`device`]: the [`Device`] and [`DeviceQp`] traits, which are plain verbs, and [`ResumableQp`],
 //!   which has what an exact switch needs (`quiesce`, `adopt`, `progress`). `shift` is written
 //!   against these traits alone: what it learns of failures comes through them.
 //! - [`cq`]: completion queues and channels. A CQ is a ring in this process's memory. Where the
@@ -35,9 +35,9 @@ pub use attr::{DeviceAttr, GidEntry, PortAttr, PortState};
 pub use channel::{CompChannel, HeldEvents};
 pub use cq::{Cq, Driver, IdleHook, OverrunHook};
 pub use device::{
-    Capabilities, Device, DeviceCounters, DeviceEvent, DeviceQp, EventSink, HoldingQp,
-    IndirectEntry, MemoryDomain, MrChange, MrKeys, QpEvent, QpInit, QpModify, QpSnapshot,
-    RemoteNic, WindowType, NO_REGION,
+    Capabilities, Device, DeviceCounters, DeviceEvent, DeviceQp, EventSink, IndirectEntry,
+    MemoryDomain, MrChange, MrKeys, QpEvent, QpInit, QpModify, QpSnapshot, RemoteNic, ResumableQp,
+    WindowType, NO_REGION,
 };
 pub use error::{Error, ErrorKind};
 pub use eventfd::EventFd;

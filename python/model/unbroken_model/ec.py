@@ -1,8 +1,11 @@
-"""Erasure coding: parity goes with the data, and only submessages that cannot be recovered are sent again, by Selective Repeat.
+"""Erasure coding: parity goes with the data, and only submessages that cannot be recovered are sent
+again, by Selective Repeat.
 
-A message of M chunks is cut into submessages of k, each with m parity chunks; what is left is a shorter last submessage of k' chunks with
-ceil(k'*m/k), so there are ceil(M*m/k) parity chunks in all. If all are recovered the message takes B + RTT with B = (M + ceil(M*m/k))*T. Else the
-receiver waits for its timeout B + beta*RTT, says which failed, and their data chunks are sent again: B + (1 + beta)*RTT + T_SR(their chunks).
+A message of M chunks is cut into submessages of k, each with m parity chunks; what is left is a
+shorter last submessage of k' chunks with ceil(k'*m/k), so there are ceil(M*m/k) parity chunks in
+all. If all are recovered the message takes B + RTT with B = (M + ceil(M*m/k))*T. Else the receiver
+waits for its timeout B + beta*RTT, says which failed, and their data chunks are sent again: B + (1
++ beta)*RTT + T_SR(their chunks).
 """
 
 import math
@@ -19,7 +22,8 @@ NEVER = 1e-20
 
 
 def binomial(n: int, fails: float) -> list:
-    """The binomial distribution: how many of `n` fail, and how likely that is, where it is likely at all."""
+    """The binomial distribution: how many of `n` fail, and how likely that is, where it is likely
+    at all."""
     if n == 0 or fails <= 0 or fails >= 1:
         return [(n if fails >= 1 else 0, 1.0)]
     odds = fails / (1 - fails)
@@ -39,8 +43,8 @@ def binomial(n: int, fails: float) -> list:
 
 
 class ErasureCoding:
-    """The model of erasure coding over a channel; what fails is sent again with a timeout of `rto_s`, and the receiver waits `beta` round
-    trips before it says so."""
+    """The model of erasure coding over a channel; what fails is sent again with a timeout of
+    `rto_s`, and the receiver waits `beta` round trips before it says so."""
 
     def __init__(self, channel: Channel, code: Code, rto_s: float, beta: float):
         self.channel, self.code, self.beta = channel, code, beta
@@ -62,7 +66,9 @@ class ErasureCoding:
 
     def failures(self, last: Code | None):
         """The probabilities that whole submessages fail, and that the last one does."""
-        return failure(self.code, self.channel.loss), failure(last, self.channel.loss) if last else 0.0
+        return failure(self.code, self.channel.loss), failure(
+            last, self.channel.loss
+        ) if last else 0.0
 
     def fallback(self, chunks: int) -> float:
         """The probability that something must be sent again: 1 - P_EC^L."""
@@ -80,7 +86,10 @@ class ErasureCoding:
         told_s = sent_s + (1 + self.beta) * self.channel.rtt_s
         undisturbed, cases = 0.0, []
         for failed, weight in binomial(whole, p_whole):
-            for weight_of, rest in ((weight * (1 - p_last), 0), (weight * p_last, last.data if last else 0)):
+            for weight_of, rest in (
+                (weight * (1 - p_last), 0),
+                (weight * p_last, last.data if last else 0),
+            ):
                 again = failed * self.code.data + rest
                 if again == 0:
                     undisturbed += weight_of
@@ -96,8 +105,9 @@ class ErasureCoding:
         return Completion(self.sr, [Case(undisturbed, sent_s, 0), *cases], draw_cases)
 
     def paper_mean_s(self, chunks: int) -> float:
-        """The paper's own estimate of the mean (section 4.2.3): Selective Repeat of the *expected* number of failed chunks (whole ones, rounded
-        up) is added whether or not anything fails. It is called a lower bound there and is none."""
+        """The paper's own estimate of the mean (section 4.2.3): Selective Repeat of the *expected*
+        number of failed chunks (whole ones, rounded up) is added whether or not anything fails. It
+        is called a lower bound there and is none."""
         whole, last = self.cut(chunks)
         p_whole, p_last = self.failures(last)
         again = whole * p_whole * self.code.data + (p_last * last.data if last else 0.0)

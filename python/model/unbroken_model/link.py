@@ -3,7 +3,8 @@
 import math
 from dataclasses import dataclass
 
-# Light's speed as distances are turned into times: in vacuum, as the paper does (3750 km are 25 ms there and back).
+# Light's speed as distances are turned into times: in vacuum, as the paper does (3750 km are 25 ms
+# there and back).
 LIGHT_M_PER_S = 3e8
 # The highest loss of a chunk that is modelled; beyond it nothing gets through in any useful time.
 HIGHEST_LOSS = 0.99
@@ -16,7 +17,8 @@ def chunk_loss(packet_loss: float, packets: int) -> float:
 
 @dataclass(frozen=True)
 class Channel:
-    """A link as the model sees it: seconds to put a chunk on the wire, a round trip in seconds, the probability that a chunk is lost."""
+    """A link as the model sees it: seconds to put a chunk on the wire, a round trip in seconds, the
+    probability that a chunk is lost."""
 
     injection_s: float
     rtt_s: float
@@ -25,7 +27,8 @@ class Channel:
 
 @dataclass(frozen=True)
 class Link:
-    """A link between two datacentres, and how messages are cut for it. Of `packet_loss` and `chunk_loss`, one is given."""
+    """A link between two datacentres, and how messages are cut for it. Of `packet_loss` and
+    `chunk_loss`, one is given."""
 
     bandwidth_bps: float = 400e9
     rtt_s: float = 25e-3
@@ -46,10 +49,18 @@ class Link:
         if not 0 <= given <= 1:
             raise ValueError(f"a loss of {given}; a probability from 0 to 1 is right, such as 1e-5")
         if self.mtu_bytes < 1 or self.chunk_bytes < 1 or self.chunk_bytes % self.mtu_bytes:
-            raise ValueError(f"chunks of {self.chunk_bytes} bytes with packets of {self.mtu_bytes}; a chunk is a multiple of a packet")
-        loss = given if self.packet_loss is None else chunk_loss(given, self.chunk_bytes // self.mtu_bytes)
+            raise ValueError(
+                f"chunks of {self.chunk_bytes} bytes with packets of {self.mtu_bytes}; a chunk is a multiple of a packet"
+            )
+        loss = (
+            given
+            if self.packet_loss is None
+            else chunk_loss(given, self.chunk_bytes // self.mtu_bytes)
+        )
         if loss > HIGHEST_LOSS:
-            raise ValueError(f"{loss:.4f} of all chunks would be lost; up to {HIGHEST_LOSS} is modelled")
+            raise ValueError(
+                f"{loss:.4f} of all chunks would be lost; up to {HIGHEST_LOSS} is modelled"
+            )
         return Channel(8 * self.chunk_bytes / self.bandwidth_bps, self.rtt_s, loss)
 
     def chunks(self, message_bytes: int) -> int:

@@ -10,13 +10,15 @@ from .sr import SelectiveRepeat
 
 # Timeout of a chunk in round trips: RTO = RTT + ALPHA*RTT.
 ALPHA = 2.0
-# What the receiver of erasure coding waits beyond the injection, in round trips: half of ALPHA, since half of the way is behind.
+# What the receiver of erasure coding waits beyond the injection, in round trips: half of ALPHA,
+# since half of the way is behind.
 BETA = ALPHA / 2
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """How a write is made reliable. The timeout of a chunk is in round trips; without a code it is Selective Repeat."""
+    """How a write is made reliable. The timeout of a chunk is in round trips; without a code it is
+    Selective Repeat."""
 
     name: str
     rto_rtts: float
@@ -29,7 +31,8 @@ class Scheme:
 
     @staticmethod
     def sr_nack() -> "Scheme":
-        """Selective Repeat with negative acknowledgements; a chunk is sent again after one round trip, at best."""
+        """Selective Repeat with negative acknowledgements; a chunk is sent again after one round
+        trip, at best."""
         return Scheme("SR-NACK", 1.0)
 
     @staticmethod

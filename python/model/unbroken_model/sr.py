@@ -1,14 +1,17 @@
 """Selective Repeat: a chunk that is lost is sent again when its timeout is over, until it arrives.
 
-Chunk i of M, lost r times before it arrives, is done at X_i = i*T + r*O, with the time to inject a chunk T and the cost of a loss
-O = RTO + T; r is at least n with probability p^n. The message is done a round trip after the last of its chunks.
+Chunk i of M, lost r times before it arrives, is done at X_i = i*T + r*O, with the time to inject a
+chunk T and the cost of a loss O = RTO + T; r is at least n with probability p^n. The message is
+done a round trip after the last of its chunks.
 
-With N_n(x) = min(M, floor((x - n*O)/T)), the chunks that have had time for n retransmissions by x (0 where that is negative),
+With N_n(x) = min(M, floor((x - n*O)/T)), the chunks that have had time for n retransmissions by x
+(0 where that is negative),
 
     ln P(max X_i <= x) = M ln(1 - p) + sum over n >= 1 of N_n(x) [ln(1 - p^(n+1)) - ln(1 - p^n)],   x >= M*T
 
-The expectation is M*T + integral of (1 - P) + RTT. Between the points where some N_n begins to grow or is full, P is a geometric sequence
-over steps of T, one for each phase between two of the N_n: so the integral has a closed form, and the cost does not depend on M.
+The expectation is M*T + integral of (1 - P) + RTT. Between the points where some N_n begins to grow
+or is full, P is a geometric sequence over steps of T, one for each phase between two of the N_n: so
+the integral has a closed form, and the cost does not depend on M.
 """
 
 import math
@@ -32,7 +35,8 @@ def geometric(log_first: float, gain: float, terms: float) -> float:
 
 
 class SelectiveRepeat:
-    """The model of Selective Repeat over a channel, a chunk being sent again after `rto_s` seconds without an acknowledgement."""
+    """The model of Selective Repeat over a channel, a chunk being sent again after `rto_s` seconds
+    without an acknowledgement."""
 
     def __init__(self, channel: Channel, rto_s: float):
         self.step, self.rtt_s, self.loss = channel.injection_s, channel.rtt_s, channel.loss
@@ -119,16 +123,22 @@ class SelectiveRepeat:
         for phase, gained in phases:
             # 1 - P over all whole steps, then over the last one, as far as it goes.
             total += (steps - geometric(log_p, gain, steps)) * (phase - at)
-            total += -math.expm1(min(log_p + steps * gain, 0.0)) * min(max(rest - at, 0.0), phase - at)
+            total += -math.expm1(min(log_p + steps * gain, 0.0)) * min(
+                max(rest - at, 0.0), phase - at
+            )
             log_p += gained
             at = phase
         return total
 
-    def draw_s(self, chunks: np.ndarray, rng: np.random.Generator, lossy: bool = False) -> np.ndarray:
-        """A sample of the time for each number of chunks. If `lossy`, of those times in which a chunk is lost at least.
+    def draw_s(
+        self, chunks: np.ndarray, rng: np.random.Generator, lossy: bool = False
+    ) -> np.ndarray:
+        """A sample of the time for each number of chunks. If `lossy`, of those times in which a
+        chunk is lost at least.
 
-        Only chunks that are lost more often than all behind them can be the last one to be done. From one such to the next, from the end of
-        the message to its beginning, the distance is geometric.
+        Only chunks that are lost more often than all behind them can be the last one to be done.
+        From one such to the next, from the end of the message to its beginning, the distance is
+        geometric.
         """
         chunks = np.asarray(chunks, dtype=float)
         latest = chunks * self.step
@@ -143,7 +153,9 @@ class SelectiveRepeat:
                 uniform = 1 - rng.random(alive.size)
                 if lossy and turn == 0:
                     some = -np.expm1(chunks * log_less)
-                    passed_over = np.minimum(np.floor(np.log1p(-uniform * some) / log_less), chunks - 1)
+                    passed_over = np.minimum(
+                        np.floor(np.log1p(-uniform * some) / log_less), chunks - 1
+                    )
                 else:
                     passed_over = np.floor(np.log(uniform) / log_less)
             index[alive] -= passed_over + 1
@@ -151,7 +163,9 @@ class SelectiveRepeat:
             if alive.size == 0:
                 break
             retries[alive] += 1 + np.floor(np.log(1 - rng.random(alive.size)) / log_loss)
-            latest[alive] = np.maximum(latest[alive], index[alive] * self.step + retries[alive] * self.overhead_s)
+            latest[alive] = np.maximum(
+                latest[alive], index[alive] * self.step + retries[alive] * self.overhead_s
+            )
         return latest + self.rtt_s
 
     def message(self, chunks: int):

@@ -25,7 +25,20 @@ FOREVER = 2**32 - 1
 class Type(enum.IntEnum):
     """`ubcollDataType_t`"""
 
-    INT8, UINT8, INT32, UINT32, INT64, UINT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16, INT16, UINT16 = range(12)
+    (
+        INT8,
+        UINT8,
+        INT32,
+        UINT32,
+        INT64,
+        UINT64,
+        FLOAT16,
+        FLOAT32,
+        FLOAT64,
+        BFLOAT16,
+        INT16,
+        UINT16,
+    ) = range(12)
 
 
 class Op(enum.IntEnum):
@@ -65,7 +78,9 @@ class _Config(ctypes.Structure):
 class Counters(ctypes.Structure):
     """`ubcollCounters_t`"""
 
-    _fields_ = [(name, c_uint64) for name in ("operations", "paths_failed", "streams_moved", "frames_again")]
+    _fields_ = [
+        (name, c_uint64) for name in ("operations", "paths_failed", "streams_moved", "frames_again")
+    ]
 
 
 _HANDLE, _PLACE = c_void_p, POINTER(c_void_p)
@@ -81,7 +96,15 @@ _ARGUMENTS = {
     "ubcollAllGather": [c_void_p, c_void_p, c_size_t, c_int, _HANDLE, _PLACE],
     "ubcollReduceScatter": [c_void_p, c_void_p, c_size_t, c_int, c_int, _HANDLE, _PLACE],
     "ubcollAllToAll": [c_void_p, c_void_p, c_size_t, c_int, _HANDLE, _PLACE],
-    "ubcollAllToAllv": [c_void_p, POINTER(c_size_t), c_void_p, POINTER(c_size_t), c_int, _HANDLE, _PLACE],
+    "ubcollAllToAllv": [
+        c_void_p,
+        POINTER(c_size_t),
+        c_void_p,
+        POINTER(c_size_t),
+        c_int,
+        _HANDLE,
+        _PLACE,
+    ],
     "ubcollBarrier": [_HANDLE, _PLACE],
     "ubcollSend": [c_void_p, c_size_t, c_int, c_int, _HANDLE, _PLACE],
     "ubcollRecv": [c_void_p, c_size_t, c_int, c_int, _HANDLE, _PLACE],
@@ -151,7 +174,8 @@ class Queue:
 
 
 class Request:
-    """An operation under way. Any number of threads may drive it; one of them ends it once it is over."""
+    """An operation under way. Any number of threads may drive it; one of them ends it once it is
+    over."""
 
     def __init__(self, handle: c_void_p) -> None:
         self._handle = handle
@@ -196,8 +220,8 @@ class Request:
 
 
 class Communicator:
-    """A rank's end. Its operations have the names and the arguments of the header, less communicator
-    and request."""
+    """A rank's end. Its operations have the names and the arguments of the header, less
+    communicator and request."""
 
     def __init__(
         self,

@@ -149,7 +149,8 @@ impl Crate {
         self.read(found, &inner, Some(me))
     }
 
-    /// The module that defines what `path`, named in module `from`, leads to; None for other crates.
+    /// The module that defines what `path`, named in module `from`, leads to; None for other
+    /// crates.
     fn find(&self, from: usize, path: &[String], hops: usize) -> Option<usize> {
         let hops = hops.checked_sub(1)?;
         let (first, rest) = path.split_first()?;

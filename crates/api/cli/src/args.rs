@@ -149,7 +149,8 @@ No link is followed."
     /// What a lost NIC costs collectives and a training job, on a cluster as given
     #[command(after_help = crate::simulate::PLAN_AFTER)]
     Plan(crate::simulate::PlanArgs),
-    /// Training jobs and serving on clusters that lose NICs: at given times, at random, over a month
+    /// Training jobs and serving on clusters that lose NICs: at given times, at random, over a
+    /// month
     Simulate(crate::simulate::SimulateArgs),
     /// Show an RDMA program outliving the death of its NIC, with figures, and the same without
     /// failover
@@ -181,8 +182,8 @@ The packages and `make install` have put them into place already.")]
 
 #[derive(clap::Args)]
 pub(crate) struct RunArgs {
-    /// RDMA devices of this machine, with commas, as `ibv_devices` lists them, or all: they stand in
-    /// for each other [default: $UNBROKEN_DEVICES]
+    /// RDMA devices of this machine, with commas, as `ibv_devices` lists them, or all: they stand
+    /// in for each other [default: $UNBROKEN_DEVICES]
     #[arg(long, value_name = "NAMES", conflicts_with_all = ["host", "nics"])]
     pub(crate) devices: Option<String>,
     /// The host of the emulated network whose NICs the program gets [default: $UNBROKEN_HOST]

@@ -43,8 +43,8 @@ pub(crate) fn events(place: &Place, json: bool, follow: bool) -> Result {
     }
 }
 
-/// One event in words, with its time by the wall clock. What would move a terminal's cursor, or turn
-/// text round, is replaced: whoever can write the log could use it.
+/// One event in words, with its time by the wall clock. What would move a terminal's cursor, or
+/// turn text round, is replaced: whoever can write the log could use it.
 fn line(event: &Event) -> String {
     let moves = |c: char| {
         c.is_control()

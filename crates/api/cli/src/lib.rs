@@ -2,9 +2,10 @@
 //! use it.
 //!
 //! Every subcommand works on one runtime folder (`UNBROKEN_RUNTIME` or `--runtime`) and on nothing
-//! else: it talks to running programs through the files, pages and sockets in it. (`model`,
-//! `plan` and `simulate` only compute.) Errors go to stderr with exit status 1 (2 for a wrong command line); `run` becomes
-//! the program, or exits with 127 (not found) or 126 (cannot be run), as shells do.
+//! else: it talks to running programs through the files, pages and sockets in it. (`model`, `plan`
+//! and `simulate` only compute.) Errors go to stderr with exit status 1 (2 for a wrong command
+//! line); `run` becomes the program, or exits with 127 (not found) or 126 (cannot be run), as
+//! shells do.
 #![forbid(unsafe_code)]
 
 mod args;

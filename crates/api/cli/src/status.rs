@@ -103,7 +103,7 @@ fn nic_table(nics: &[NicStatus]) -> String {
         "sent again",
         "dropped",
         "bad ICRC",
-        "strangers",
+        "unknown source",
         "faults",
     ]
     .map(String::from)

@@ -25,8 +25,8 @@ use std::sync::{Arc, Once, OnceLock};
 use unbroken_environment as environment;
 use unbroken_process::{undisturbed, PerProcess};
 use unbroken_runtime::Runtime;
+use unbroken_shift::api::System;
 use unbroken_shift::failover_is_on;
-use unbroken_shift::front::System;
 use unbroken_softnic::{Config, NicSource};
 use unbroken_verbs::{Error, Result};
 

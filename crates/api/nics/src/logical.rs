@@ -2,7 +2,7 @@
 //! for every kind of NIC.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use unbroken_resumable::{Holding, Host, LogicalMemory, Tap};
+use unbroken_resumable::{EventInterceptor, Holding, Host, LogicalMemory};
 use unbroken_runtime::now_us;
 use unbroken_verbs::{Device, EventSink, Result};
 
@@ -18,7 +18,7 @@ pub struct Logical {
     memory: Arc<LogicalMemory>,
     /// Where the events of each NIC go first, since it was opened last. They outlive its device: a
     /// NIC that died is said to be back.
-    taps: Mutex<Vec<Option<Arc<Tap>>>>,
+    taps: Mutex<Vec<Option<Arc<EventInterceptor>>>>,
 }
 
 impl Logical {
@@ -42,15 +42,15 @@ impl Logical {
         sink: Arc<dyn EventSink>,
         open: impl FnOnce(Arc<dyn EventSink>) -> Result<Arc<dyn Device>>,
     ) -> Result<Arc<dyn Device>> {
-        let tap = Tap::new(sink);
-        let device = open(tap.clone());
+        let interceptor = EventInterceptor::new(sink);
+        let device = open(interceptor.clone());
         // One that is open already keeps its own.
         let other = matches!(&device, Err(e) if e.errno() == libc::EBUSY);
         let mut taps = self.taps.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(slot) = taps.get_mut(i).filter(|_| !other) {
-            *slot = Some(tap.clone());
+            *slot = Some(interceptor.clone());
         }
         drop(taps);
-        Ok(Arc::new(Holding::new(i, device?, &tap, &self.memory, HOST)?))
+        Ok(Arc::new(Holding::new(i, device?, &interceptor, &self.memory, HOST)?))
     }
 }

@@ -161,7 +161,7 @@ impl End<'_> {
                     recv_cq: cq.clone(),
                     srq: None,
                     sq_sig_all: true,
-                    hold_on_failure: false,
+                    suspend_on_error: false,
                     wc_qpn: None,
                     home: None,
                     local_keys_of: None,

@@ -6,7 +6,7 @@ use crate::real::pass;
 use std::ffi::c_int;
 use std::mem::zeroed;
 use std::net::{Ipv4Addr, Ipv6Addr};
-use unbroken_shift::front;
+use unbroken_shift::api;
 use unbroken_types::{Gid, GidType, LinkLayer, PathAttr, WcFlags, MAX_FLOW_LABEL};
 use unbroken_verbs::abi::{ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_grh, ibv_pd, ibv_wc};
 use unbroken_verbs::{Error, GidEntry, Result};
@@ -21,7 +21,7 @@ pub trait Ports {
     fn gid_of_lid(&self, lid: u16) -> Result<Gid>;
 }
 
-impl Ports for front::Context {
+impl Ports for api::Context {
     fn link_layer(&self, port: u8) -> Result<LinkLayer> {
         Ok(self.port(port)?.link_layer)
     }
@@ -73,8 +73,8 @@ unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *
         // SAFETY: an object of ours and the caller's structure.
         let (owner, attr) = unsafe { (PdObj::of(pd)?, crate::ffi::deref(attr, "attr")?) };
         let c = ibv_ah { context: owner.c.context, pd, handle: 0 };
-        let path = path(attr, &*owner.front)?;
-        owner.front.check_path(&path)?;
+        let path = path(attr, &*owner.api)?;
+        owner.api.check_path(&path)?;
         Ok(Box::into_raw(Box::new(AhObj { c, path })).cast())
     })
 }
@@ -121,7 +121,7 @@ unsafe extern "C" fn ibv_init_ah_from_wc(
         // SAFETY: an object of ours and the caller's structures. The GRH lies in a receive buffer,
         // at any alignment.
         let (owner, wc) = unsafe { (ContextObj::of(context)?, crate::ffi::deref(wc, "wc")?) };
-        let port_attr = owner.front.port(port)?;
+        let port_attr = owner.api.port(port)?;
         let with_grh = wc.wc_flags & WcFlags::GRH != 0;
         if grh.is_null() && (with_grh || port_attr.link_layer == LinkLayer::Ethernet) {
             return Err(Error::invalid("grh is NULL, but it holds the sender's address"));

@@ -24,10 +24,10 @@ unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut 
     pass!(ibv_create_comp_channel(context));
     pointer("ibv_create_comp_channel", || {
         // SAFETY: a context of ours.
-        let front = &unsafe { ContextObj::of(context) }?.front;
-        let (channel, born) = (front.create_channel()?, front.born());
+        let api = &unsafe { ContextObj::of(context) }?.api;
+        let (channel, process) = (api.create_channel()?, api.process());
         let c = UnsafeCell::new(ibv_comp_channel { context, fd: channel.as_raw_fd(), refcnt: 0 });
-        Ok(Box::into_raw(Box::new(ChannelObj { c, channel, born })).cast())
+        Ok(Box::into_raw(Box::new(ChannelObj { c, channel, process })).cast())
     })
 }
 

@@ -94,9 +94,9 @@ unsafe fn new_cq(
     comp_vector: u32,
 ) -> Result<*mut CqObj> {
     // SAFETY: promised by the caller.
-    let (front, vectors) = unsafe {
+    let (api, vectors) = unsafe {
         let object = ContextObj::of(context)?;
-        (object.front.clone(), (*context).num_comp_vectors)
+        (object.api.clone(), (*context).num_comp_vectors)
     };
     if i64::from(comp_vector) >= i64::from(vectors) {
         return Err(Error::invalid(format!(
@@ -105,7 +105,7 @@ unsafe fn new_cq(
     }
     // SAFETY: promised by the caller.
     let owner = if channel.is_null() { None } else { Some(unsafe { ChannelObj::of(channel) }?) };
-    let cq = front.create_cq(entries, owner.map(|o| o.channel.clone()))?;
+    let cq = api.create_cq(entries, owner.map(|o| o.channel.clone()))?;
     cq.set_cookie(fresh_cookie());
     if let Some(owner) = owner {
         owner.users().fetch_add(1, Ordering::AcqRel);
@@ -119,9 +119,9 @@ unsafe fn new_cq(
     cq_ex::install(&mut c);
     races::wrap_cq(&mut c);
     let object = Box::into_raw(Box::new(CqObj {
-        born: front.born(),
+        process: api.process(),
         c: UnsafeCell::new(c),
-        front,
+        api,
         comp_events: Acks::default(),
         async_events: Acks::default(),
         current: UnsafeCell::new(Current::default()),
@@ -140,7 +140,7 @@ unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
         let object = unsafe { CqObj::of(cq) }?;
         let entries =
             u32::try_from(cqe).map_err(|_| Error::invalid(format!("a CQ of {cqe} entries")))?;
-        object.front.resize_cq(&object.cq, entries)?;
+        object.api.resize_cq(&object.cq, entries)?;
         // SAFETY: a field that is ours to write.
         unsafe { (*object.c.get()).cqe = object.cq.capacity() as c_int };
         Ok(())
@@ -153,7 +153,7 @@ unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     code("ibv_destroy_cq", || {
         // SAFETY: a queue of ours that the program gives up.
         let object = unsafe { CqObj::of(cq) }?;
-        object.front.destroy_cq(&object.cq)?;
+        object.api.destroy_cq(&object.cq)?;
         // First nobody finds it any more, then what was found is acknowledged.
         CQS.get().remove(object.cq.cookie());
         if let Some(channel) = object.cq.channel() {

@@ -46,7 +46,7 @@ pub unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_a
         return libc::EINVAL;
     }
     // SAFETY: a queue of ours.
-    if let Err(e) = unsafe { &*cq.cast::<CqObj>() }.born.check() {
+    if let Err(e) = unsafe { &*cq.cast::<CqObj>() }.process.check() {
         return failed("ibv_start_poll", &e.into());
     }
     // SAFETY: a queue of ours, which this thread does not poll yet.
@@ -119,7 +119,7 @@ unsafe fn bring_to_hand(
         unsafe { (&*cq.cast::<CqObj>(), &mut *(*cq.cast::<CqObj>()).current.get()) };
     guard(libc::EIO, || {
         match object
-            .born
+            .process
             .check()
             .map_err(Error::from)
             .and_then(|()| take(object, std::slice::from_mut(&mut current.wc)))

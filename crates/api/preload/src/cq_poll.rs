@@ -15,7 +15,7 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut i
     let (object, out) =
         unsafe { (&*cq.cast::<CqObj>(), std::slice::from_raw_parts_mut(wc, num_entries as usize)) };
     guard(-libc::EIO, || {
-        match object.born.check().map_err(Error::from).and_then(|()| object.cq.poll(out)) {
+        match object.process.check().map_err(Error::from).and_then(|()| object.cq.poll(out)) {
             Ok(n) => n as c_int,
             Err(e) => -failed("ibv_poll_cq", &e),
         }
@@ -26,7 +26,7 @@ pub unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -
     // SAFETY: a queue of ours.
     let object = unsafe { &*cq.cast::<CqObj>() };
     guard(libc::EIO, || {
-        if let Err(e) = object.born.check() {
+        if let Err(e) = object.process.check() {
             return failed("ibv_req_notify_cq", &e.into());
         }
         object.cq.req_notify(solicited_only != 0);

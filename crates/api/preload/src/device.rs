@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::{addr_of_mut, null_mut};
 use std::sync::{Once, OnceLock};
 use unbroken_nics::HostNics;
-use unbroken_shift::front::{AsyncElement, DeviceInfo};
+use unbroken_shift::api::{AsyncElement, DeviceInfo};
 use unbroken_verbs::abi::{
     ibv_async_element, ibv_async_event, ibv_context, ibv_device, verbs_context, IBV_EVENT_CQ_ERR,
     IBV_EVENT_SRQ_ERR, IBV_EVENT_SRQ_LIMIT_REACHED, IBV_NODE_CA, IBV_TRANSPORT_IB,
@@ -149,7 +149,7 @@ unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_contex
     pointer("ibv_open_device", || {
         // SAFETY: a device of ours.
         let d = unsafe { DeviceObj::of(device) }?;
-        let front = unbroken_nics::system()?.open(d.index)?;
+        let api = unbroken_nics::system()?.open(d.index)?;
         // SAFETY: a verbs_context of zeros is valid: integers, null pointers, empty slots of verbs,
         // a fresh mutex.
         let mut c: verbs_context = unsafe { zeroed() };
@@ -181,11 +181,11 @@ unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_contex
         races::wrap_context(&mut c.context.ops);
         let command = command_fd()?;
         c.context.cmd_fd = command.as_raw_fd();
-        c.context.async_fd = front.async_fd();
+        c.context.async_fd = api.async_fd();
         c.context.num_comp_vectors = comp_vectors(d.index)? as c_int;
         c.context.abi_compat = usize::MAX as *mut c_void;
         let object =
-            Box::into_raw(Box::new(ContextObj { c: UnsafeCell::new(c), front, _command: command }));
+            Box::into_raw(Box::new(ContextObj { c: UnsafeCell::new(c), api, _command: command }));
         Ok(object.cast::<u8>().wrapping_add(offset_of!(verbs_context, context)).cast())
     })
 }
@@ -217,7 +217,7 @@ unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     code("ibv_close_device", || {
         // SAFETY: a context of ours that the program gives up.
         let c = unsafe { ContextObj::of(context) }?;
-        c.front.close()?;
+        c.api.close()?;
         // SAFETY: made by Box in ibv_open_device. Objects that outlive it hold what they need of it
         // themselves.
         unsafe { free(c) };
@@ -234,9 +234,9 @@ unsafe extern "C" fn ibv_get_async_event(
     minus_one("ibv_get_async_event", || {
         // SAFETY: a context of ours. Its inner part is kept over the wait, should another thread
         // close it.
-        let front = unsafe { ContextObj::of(context) }?.front.clone();
+        let api = unsafe { ContextObj::of(context) }?.api.clone();
         let (event_type, element) = loop {
-            let e = front.next_async_event()?;
+            let e = api.next_async_event()?;
             let element = match e.element {
                 AsyncElement::Device => Some(ibv_async_element { port_num: 0 }),
                 AsyncElement::Port(port) => Some(ibv_async_element { port_num: port.into() }),

@@ -14,7 +14,8 @@ use unbroken_types::Access;
 use unbroken_verbs::abi::*;
 use unbroken_verbs::Error;
 
-/// `IBV_ACCESS_ZERO_BASED`: device memory has no address in the process, so its regions count from 0.
+/// `IBV_ACCESS_ZERO_BASED`: device memory has no address in the process, so its regions count from
+/// 0.
 const ZERO_BASED: c_uint = 1 << 5;
 
 pub unsafe extern "C" fn alloc_dm(
@@ -108,7 +109,7 @@ pub unsafe extern "C" fn reg_dm_mr(
         }
         let addr = dm.memory.within(offset, length)? as u64;
         let keys =
-            owner.front.reg_mr(owner.handle(), addr, length as u64, 0, Access(access & RIGHTS))?;
+            owner.api.reg_mr(owner.handle(), addr, length as u64, 0, Access(access & RIGHTS))?;
         let c = ibv_mr {
             context: owner.c.context,
             pd,
@@ -119,6 +120,6 @@ pub unsafe extern "C" fn reg_dm_mr(
             rkey: keys.rkey,
         };
         let kind = MrKind::Device { _memory: dm.memory.clone() };
-        Ok(Box::into_raw(Box::new(MrObj { c, front: owner.front.clone(), kind })).cast())
+        Ok(Box::into_raw(Box::new(MrObj { c, api: owner.api.clone(), kind })).cast())
     })
 }

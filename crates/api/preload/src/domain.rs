@@ -27,8 +27,7 @@ pub unsafe extern "C" fn alloc_td(
                 attr.comp_mask
             )));
         }
-        Ok(Box::into_raw(Box::new(TdObj { c: ibv_td { context }, front: owner.front.clone() }))
-            .cast())
+        Ok(Box::into_raw(Box::new(TdObj { c: ibv_td { context }, api: owner.api.clone() })).cast())
     })
 }
 
@@ -62,7 +61,7 @@ pub unsafe extern "C" fn alloc_parent_domain(
         of.parents.fetch_add(1, Ordering::AcqRel);
         Ok(Box::into_raw(Box::new(PdObj {
             c: ibv_pd { context, handle: of.c.handle },
-            front: of.front.clone(),
+            api: of.api.clone(),
             of: NonNull::new(attr.pd),
             parents: AtomicU32::new(0),
         }))

@@ -7,7 +7,7 @@
 //! at all and stay with libibverbs (listed in `tests/exports.rs`).
 //!
 //! The way of a verb: the C function here checks pointers and masks and turns C structures into
-//! plain data; `unbroken_shift::front` does the work. Before the first `ibv_get_device_list` only
+//! plain data; `unbroken_shift::api` does the work. Before the first `ibv_get_device_list` only
 //! the functions behind ours are looked up, so a program that uses no verbs is not touched.
 //!
 //! Invariants:

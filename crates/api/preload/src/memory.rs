@@ -26,11 +26,11 @@ unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     pass!(ibv_alloc_pd(context));
     pointer("ibv_alloc_pd", || {
         // SAFETY: a context of ours.
-        let front = unsafe { ContextObj::of(context) }?.front.clone();
-        let handle = front.alloc_pd()?;
+        let api = unsafe { ContextObj::of(context) }?.api.clone();
+        let handle = api.alloc_pd()?;
         Ok(Box::into_raw(Box::new(PdObj {
             c: ibv_pd { context, handle: handle.0 },
-            front,
+            api,
             of: None,
             parents: AtomicU32::new(0),
         }))
@@ -45,7 +45,7 @@ unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
         // SAFETY: a protection domain of ours that the program gives up.
         let pd = unsafe { PdObj::of(pd) }?;
         if domain::release_parent(pd)? {
-            pd.front.dealloc_pd(pd.handle())?;
+            pd.api.dealloc_pd(pd.handle())?;
         }
         // SAFETY: made by Box in ibv_alloc_pd or alloc_parent_domain.
         unsafe { free(pd) };
@@ -78,7 +78,7 @@ pub unsafe fn register(
     // SAFETY: promised by the caller.
     let owner = unsafe { PdObj::of(pd) }?;
     let keys =
-        owner.front.reg_mr(owner.handle(), addr as u64, length as u64, iova, rights(access)?)?;
+        owner.api.reg_mr(owner.handle(), addr as u64, length as u64, iova, rights(access)?)?;
     let c = ibv_mr {
         context: owner.c.context,
         pd,
@@ -88,7 +88,7 @@ pub unsafe fn register(
         lkey: keys.lkey,
         rkey: keys.rkey,
     };
-    Ok(Box::into_raw(Box::new(MrObj { c, front: owner.front.clone(), kind: MrKind::Plain })).cast())
+    Ok(Box::into_raw(Box::new(MrObj { c, api: owner.api.clone(), kind: MrKind::Plain })).cast())
 }
 
 #[no_mangle]
@@ -168,7 +168,7 @@ unsafe extern "C" fn ibv_rereg_mr(
             pd: domain,
             access: if has(CHANGE_ACCESS) { Some(rights(access as c_uint)?) } else { None },
         };
-        object.front.rereg_mr(object.c.lkey, &change)?;
+        object.api.rereg_mr(object.c.lkey, &change)?;
         // SAFETY: the C part is ours to write; the program changes a region in one thread at a
         // time.
         unsafe {
@@ -187,7 +187,7 @@ pub unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     pointer("ibv_alloc_null_mr", || {
         // SAFETY: a protection domain of ours.
         let owner = unsafe { PdObj::of(pd) }?;
-        let lkey = owner.front.alloc_null_mr(owner.handle())?;
+        let lkey = owner.api.alloc_null_mr(owner.handle())?;
         // As long as memory can be; only the local key is good for anything.
         let c = ibv_mr {
             context: owner.c.context,
@@ -198,8 +198,7 @@ pub unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
             lkey,
             rkey: 0,
         };
-        Ok(Box::into_raw(Box::new(MrObj { c, front: owner.front.clone(), kind: MrKind::Null }))
-            .cast())
+        Ok(Box::into_raw(Box::new(MrObj { c, api: owner.api.clone(), kind: MrKind::Null })).cast())
     })
 }
 
@@ -209,7 +208,7 @@ unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     code("ibv_dereg_mr", || {
         // SAFETY: a region of ours that the program gives up.
         let mr = unsafe { MrObj::of(mr) }?;
-        mr.front.dereg_mr(mr.c.lkey)?;
+        mr.api.dereg_mr(mr.c.lkey)?;
         // SAFETY: made by Box in `register`.
         unsafe { free(mr) };
         Ok(())

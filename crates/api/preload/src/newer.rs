@@ -194,7 +194,7 @@ unsafe extern "C" fn ibv_query_port_speed(
         // SAFETY: a context of ours and the caller's integer.
         unsafe {
             let port = u8::try_from(port).map_err(|_| Error::invalid(format!("port {port}")))?;
-            ContextObj::of(context)?.front.port(port)?;
+            ContextObj::of(context)?.api.port(port)?;
             deref(speed, "port_speed")?;
             speed.write(SPEED_100_MBITS);
         }

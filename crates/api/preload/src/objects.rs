@@ -15,8 +15,8 @@ use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use unbroken_process::{Born, PerProcess};
-use unbroken_shift::front;
+use unbroken_process::{PerProcess, ProcessGuard};
+use unbroken_shift::api;
 use unbroken_types::{PathAttr, PdHandle, QpType};
 use unbroken_verbs::abi::{
     ibv_ah, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_device, ibv_dm, ibv_mr, ibv_mw,
@@ -39,7 +39,7 @@ pub struct DeviceObj {
 #[repr(C)]
 pub struct ContextObj {
     pub c: UnsafeCell<verbs_context>,
-    pub front: Arc<front::Context>,
+    pub api: Arc<api::Context>,
     /// What `cmd_fd` names. There is no kernel driver behind it; programs duplicate and compare it.
     pub _command: OwnedFd,
 }
@@ -48,7 +48,7 @@ pub struct ContextObj {
 #[repr(C)]
 pub struct PdObj {
     pub c: ibv_pd,
-    pub front: Arc<front::Context>,
+    pub api: Arc<api::Context>,
     /// The domain that this one, a parent domain, stands for.
     pub of: Option<NonNull<ibv_pd>>,
     /// Parent domains that stand for this one.
@@ -66,7 +66,7 @@ impl PdObj {
 #[repr(C)]
 pub struct MrObj {
     pub c: ibv_mr,
-    pub front: Arc<front::Context>,
+    pub api: Arc<api::Context>,
     pub kind: MrKind,
 }
 
@@ -84,14 +84,14 @@ pub enum MrKind {
 #[repr(C)]
 pub struct MwObj {
     pub c: UnsafeCell<ibv_mw>,
-    pub front: Arc<front::Context>,
+    pub api: Arc<api::Context>,
 }
 
 /// A thread domain.
 #[repr(C)]
 pub struct TdObj {
     pub c: ibv_td,
-    pub front: Arc<front::Context>,
+    pub api: Arc<api::Context>,
 }
 
 /// Device memory.
@@ -106,7 +106,7 @@ pub struct DmObj {
 pub struct ChannelObj {
     pub c: UnsafeCell<ibv_comp_channel>,
     pub channel: Arc<CompChannel>,
-    pub born: Born,
+    pub process: ProcessGuard,
 }
 
 /// A completion queue, plain or extended.
@@ -115,8 +115,8 @@ pub struct CqObj {
     pub c: UnsafeCell<ibv_cq_ex>,
     pub cq: Arc<Cq>,
     /// The front's, at hand for a poll.
-    pub born: Born,
-    pub front: Arc<front::Context>,
+    pub process: ProcessGuard,
+    pub api: Arc<api::Context>,
     /// Completion events that the program got and acknowledged.
     pub comp_events: Acks,
     /// The same for asynchronous events.
@@ -131,7 +131,7 @@ pub struct CqObj {
 pub struct SrqObj {
     pub c: UnsafeCell<ibv_srq>,
     pub srq: Arc<Srq>,
-    pub front: Arc<front::Context>,
+    pub api: Arc<api::Context>,
     pub cookie: u64,
     pub async_events: Acks,
 }
@@ -140,8 +140,8 @@ pub struct SrqObj {
 #[repr(C)]
 pub struct QpObj {
     pub c: UnsafeCell<ibv_qp_ex>,
-    pub qp: Arc<front::Qp>,
-    pub front: Arc<front::Context>,
+    pub qp: Arc<api::Qp>,
+    pub api: Arc<api::Context>,
     pub cookie: u64,
     pub is_ud: bool,
     /// Made with `send_ops_flags`: the builders may be used.
@@ -185,7 +185,7 @@ impl ContextObj {
     pub unsafe fn of<'a>(p: *mut ibv_context) -> Result<&'a ContextObj> {
         // SAFETY: promised by the caller.
         let object = unsafe { ContextObj::of_any(p) }?;
-        object.front.born().check()?;
+        object.api.process().check()?;
         Ok(object)
     }
 
@@ -207,7 +207,7 @@ impl ContextObj {
 /// to: in a forked child of that, it is none. What lies behind, locks above all, is as the fork
 /// found it, and is never touched there.
 macro_rules! object {
-    ($($obj:ty, $c:ty, $what:literal $(, $born:expr)?;)*) => { $(
+    ($($obj:ty, $c:ty, $what:literal $(, $process:expr)?;)*) => { $(
         impl $obj {
             /// The object behind the C pointer.
             ///
@@ -217,8 +217,8 @@ macro_rules! object {
                 // SAFETY: the object begins with its C structure.
                 let object = unsafe { deref(p.cast::<Self>(), $what) }?;
                 $({
-                    let born: fn(&Self) -> Born = $born;
-                    born(object).check()?;
+                    let process: fn(&Self) -> ProcessGuard = $process;
+                    process(object).check()?;
                 })?
                 Ok(object)
             }
@@ -228,15 +228,15 @@ macro_rules! object {
 
 object! {
     DeviceObj, ibv_device, "the device";
-    PdObj, ibv_pd, "the protection domain", |o| o.front.born();
-    MrObj, ibv_mr, "the memory region", |o| o.front.born();
-    MwObj, ibv_mw, "the memory window", |o| o.front.born();
-    TdObj, ibv_td, "the thread domain", |o| o.front.born();
+    PdObj, ibv_pd, "the protection domain", |o| o.api.process();
+    MrObj, ibv_mr, "the memory region", |o| o.api.process();
+    MwObj, ibv_mw, "the memory window", |o| o.api.process();
+    TdObj, ibv_td, "the thread domain", |o| o.api.process();
     DmObj, ibv_dm, "the device memory";
-    ChannelObj, ibv_comp_channel, "the completion channel", |o| o.born;
-    CqObj, ibv_cq, "the completion queue", |o| o.born;
-    SrqObj, ibv_srq, "the shared receive queue", |o| o.front.born();
-    QpObj, ibv_qp, "the QP", |o| o.front.born();
+    ChannelObj, ibv_comp_channel, "the completion channel", |o| o.process;
+    CqObj, ibv_cq, "the completion queue", |o| o.process;
+    SrqObj, ibv_srq, "the shared receive queue", |o| o.api.process();
+    QpObj, ibv_qp, "the QP", |o| o.api.process();
     AhObj, ibv_ah, "the address handle";
 }
 

@@ -10,7 +10,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::zeroed;
 use std::ptr::{addr_of_mut, null_mut};
 use std::sync::Mutex;
-use unbroken_shift::front::QpRequest;
+use unbroken_shift::api::QpRequest;
 use unbroken_types::{QpCaps, QpType};
 use unbroken_verbs::abi::*;
 use unbroken_verbs::{Error, Result};
@@ -126,7 +126,7 @@ unsafe fn create(r: Request) -> Result<*mut ibv_qp> {
     // SAFETY: promised by the caller.
     let c = unsafe { r.cap.read() };
     let cookie = fresh_cookie();
-    let qp = pd.front.create_qp(&QpRequest {
+    let qp = pd.api.create_qp(&QpRequest {
         qp_type: kind,
         caps: QpCaps {
             max_send_wr: c.max_send_wr,
@@ -171,7 +171,7 @@ unsafe fn create(r: Request) -> Result<*mut ibv_qp> {
         async_events: Acks::default(),
         init: InitAttr { kind, sq_sig_all: r.sq_sig_all },
         changing: Mutex::default(),
-        front: pd.front.clone(),
+        api: pd.api.clone(),
     }));
     QPS.get().insert(cookie, object);
     Ok(object.cast())
@@ -193,7 +193,7 @@ unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask
     code("ibv_modify_qp", || {
         // SAFETY: a QP of ours and the caller's structure.
         let (object, attr) = unsafe { (QpObj::of(qp)?, deref(attr, "attr")?) };
-        let ports = &*object.front;
+        let ports = &*object.api;
         let _changing = lock(&object.changing);
         object.qp.modify(&change(object.init.kind, object.qp.state(), attr, mask, ports)?)?;
         if mask & IBV_QP_STATE != 0 {

@@ -7,7 +7,7 @@ use crate::real::pass;
 use std::ffi::{c_int, c_uint, CStr};
 use std::mem::{offset_of, size_of, zeroed};
 use unbroken_nics::{HostNics, PortView};
-use unbroken_shift::front;
+use unbroken_shift::api;
 use unbroken_types::{GidType, LinkLayer};
 use unbroken_verbs::abi::*;
 use unbroken_verbs::{Error, GidEntry, PortAttr, PortState, Result};
@@ -61,7 +61,7 @@ macro_rules! ask_device {
                 let ours = $name as unsafe extern "C" fn(_, $(ask_device!(@any $arg)),*) -> _;
                 let real = CStr::from_bytes_with_nul(name).ok();
                 if let Some(real) = real.and_then(|name| crate::real::function(name, ours)) {
-                    return machine.with_context(object.front.nic(), |context| {
+                    return machine.with_context(object.api.nic(), |context| {
                         // SAFETY: an open context, and what our caller has given.
                         unbroken_nics::inside::enter(|| unsafe { real(context $(, $arg)*) })
                     });
@@ -72,9 +72,9 @@ macro_rules! ask_device {
 }
 
 /// What the device says of itself, less what is kept back for failover and cannot be protected.
-fn machine_attr(machine: &HostNics, front: &front::Context) -> Option<ibv_device_attr> {
-    let mut a = machine.device_attr(front.nic()).ok()?;
-    a.max_qp_wr = a.max_qp_wr.min(front.attr().max_qp_wr as c_int);
+fn machine_attr(machine: &HostNics, api: &api::Context) -> Option<ibv_device_attr> {
+    let mut a = machine.device_attr(api.nic()).ok()?;
+    a.max_qp_wr = a.max_qp_wr.min(api.attr().max_qp_wr as c_int);
     a.max_mw = 0;
     a.device_cap_flags &= !(IBV_DEVICE_MEM_WINDOW
         | IBV_DEVICE_MEM_WINDOW_TYPE_2A
@@ -84,11 +84,11 @@ fn machine_attr(machine: &HostNics, front: &front::Context) -> Option<ibv_device
     Some(a)
 }
 
-fn device_attr(front: &front::Context) -> ibv_device_attr {
-    if let Some(a) = machine().and_then(|machine| machine_attr(machine, front)) {
+fn device_attr(api: &api::Context) -> ibv_device_attr {
+    if let Some(a) = machine().and_then(|machine| machine_attr(machine, api)) {
         return a;
     }
-    let attr = front.attr();
+    let attr = api.attr();
     // SAFETY: plain integers and characters.
     let mut a: ibv_device_attr = unsafe { zeroed() };
     copy_text(&mut a.fw_ver, &attr.fw_ver);
@@ -133,10 +133,10 @@ fn device_attr(front: &front::Context) -> ibv_device_attr {
     a
 }
 
-fn port_attr(front: &front::Context, port: u8) -> Result<ibv_port_attr> {
-    let p = front.port(port)?;
+fn port_attr(api: &api::Context, port: u8) -> Result<ibv_port_attr> {
+    let p = api.port(port)?;
     if let Some(machine) = machine() {
-        let PortView(mut a) = machine.port_view(front.nic(), port)?;
+        let PortView(mut a) = machine.port_view(api.nic(), port)?;
         // Others may stand in for a port that is down.
         if p.state == PortState::Active {
             (a.state, a.phys_state) = (p.state as c_int, PHYS_LINK_UP);
@@ -170,10 +170,10 @@ fn port_attr(front: &front::Context, port: u8) -> Result<ibv_port_attr> {
 
 /// The GID at an index of the table, `None` where that entry is empty, or an error that says what
 /// exists.
-fn gid_at(front: &front::Context, port: u32, index: usize) -> Result<Option<GidEntry>> {
+fn gid_at(api: &api::Context, port: u32, index: usize) -> Result<Option<GidEntry>> {
     let port = u8::try_from(port)
         .map_err(|_| Error::invalid(format!("port {port}: ports count from 1")))?;
-    let PortAttr { gids, .. } = front.port(port)?;
+    let PortAttr { gids, .. } = api.port(port)?;
     if index >= table_len(&gids) {
         return Err(Error::invalid(format!(
             "GID index {index}: this port's table has {} (count from 0)",
@@ -219,7 +219,7 @@ unsafe extern "C" fn ibv_query_device(
     pass!(ibv_query_device(context, attr));
     code("ibv_query_device", || {
         // SAFETY: a context of ours and the caller's structure, whose size never changed.
-        unsafe { attr.write(device_attr(&ContextObj::of_any(context)?.front)) };
+        unsafe { attr.write(device_attr(&ContextObj::of_any(context)?.api)) };
         Ok(())
     })
 }
@@ -243,7 +243,7 @@ pub unsafe extern "C" fn query_device_ex(
         // SAFETY: plain integers.
         let mut a: ibv_device_attr_ex = unsafe { zeroed() };
         // SAFETY: a context of ours.
-        a.orig_attr = device_attr(&unsafe { ContextObj::of_any(context) }?.front);
+        a.orig_attr = device_attr(&unsafe { ContextObj::of_any(context) }?.api);
         // Completions are stamped in nanoseconds: a clock of 10^6 kHz.
         a.completion_timestamp_mask = u64::MAX;
         a.hca_core_clock = 1_000_000;
@@ -288,7 +288,7 @@ pub unsafe extern "C" fn query_port(
 ) -> c_int {
     code("ibv_query_port", || {
         // SAFETY: a context of ours; the caller says how many bytes it has.
-        unsafe { write_sized(attr, size, &port_attr(&ContextObj::of(context)?.front, port)?) };
+        unsafe { write_sized(attr, size, &port_attr(&ContextObj::of(context)?.api, port)?) };
         Ok(())
     })
 }
@@ -318,7 +318,7 @@ unsafe extern "C" fn ibv_query_gid(
             .map_err(|_| Error::invalid(format!("GID index {index} is negative")))?;
         // SAFETY: a context of ours and the caller's union.
         unsafe {
-            let found = gid_at(&ContextObj::of(context)?.front, port.into(), index)?;
+            let found = gid_at(&ContextObj::of(context)?.api, port.into(), index)?;
             gid.write(ibv_gid { raw: found.map_or([0; 16], |entry| entry.gid.0) });
         }
         Ok(())
@@ -337,7 +337,7 @@ unsafe extern "C" fn ibv_query_gid_type(
     minus_one("ibv_query_gid_type", || {
         // SAFETY: a context of ours and the caller's integer.
         unsafe {
-            let found = gid_at(&ContextObj::of(context)?.front, port.into(), index as usize)?;
+            let found = gid_at(&ContextObj::of(context)?.api, port.into(), index as usize)?;
             // libibverbs calls an empty entry InfiniBand or RoCEv1.
             gid_type.write(match found.map(|entry| entry.kind) {
                 Some(GidType::RoceV2) => IBV_GID_TYPE_SYSFS_ROCE_V2,
@@ -365,11 +365,11 @@ unsafe extern "C" fn _ibv_query_gid_ex(
         }
         // SAFETY: a context of ours; the caller says how many bytes it has.
         unsafe {
-            let front = &ContextObj::of(context)?.front;
-            let found = gid_at(front, port, index as usize)?;
+            let api = &ContextObj::of(context)?.api;
+            let found = gid_at(api, port, index as usize)?;
             let empty =
                 || Error::new(libc::ENODATA, format!("GID index {index} of port {port} is empty"));
-            let ndev_ifindex = ndev_ifindex(&front.port(port as u8)?);
+            let ndev_ifindex = ndev_ifindex(&api.port(port as u8)?);
             write_sized(
                 entry,
                 size,
@@ -396,9 +396,9 @@ unsafe extern "C" fn _ibv_query_gid_table(
             return Err(Error::unsupported(format!("flags {flags:#x}: none are known")));
         }
         // SAFETY: a context of ours.
-        let front = &unsafe { ContextObj::of(context) }?.front;
-        for port in 1..=u32::from(front.attr().phys_port_cnt) {
-            let attr = front.port(port as u8)?;
+        let api = &unsafe { ContextObj::of(context) }?.api;
+        for port in 1..=u32::from(api.attr().phys_port_cnt) {
+            let attr = api.port(port as u8)?;
             let ndev_ifindex = ndev_ifindex(&attr);
             for (index, entry) in attr.gids.into_iter().enumerate() {
                 if count == max_entries {
@@ -435,7 +435,7 @@ unsafe extern "C" fn ibv_query_pkey(
     minus_one("ibv_query_pkey", || {
         // SAFETY: a context of ours and the caller's integer.
         unsafe {
-            ContextObj::of(context)?.front.port(port)?;
+            ContextObj::of(context)?.api.port(port)?;
             if index != 0 {
                 return Err(Error::invalid(format!(
                     "P_Key index {index}: this port has index 0 only"
@@ -453,7 +453,7 @@ unsafe extern "C" fn ibv_get_pkey_index(context: *mut ibv_context, port: u8, pke
     ask_device!(ibv_get_pkey_index(context, port, pkey));
     guard(-1, || {
         // SAFETY: a context of ours.
-        let known = unsafe { ContextObj::of(context) }.is_ok_and(|c| c.front.port(port).is_ok());
+        let known = unsafe { ContextObj::of(context) }.is_ok_and(|c| c.api.port(port).is_ok());
         // The top bit says full or limited membership; the key is the rest.
         if known && u16::from_be(pkey) & 0x7fff == PKEY & 0x7fff {
             0

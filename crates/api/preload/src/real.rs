@@ -5,8 +5,8 @@
 //! does everything where the program uses devices of the machine and failover is off: then it has
 //! libibverbs as if we were not there.
 //!
-//! [`pass!`] stands first in each definition. `tests/e2e/test_pass_through.py` reads which functions
-//! the installed libraries import, and fails where one of them does not begin so.
+//! [`pass!`] stands first in each definition. `tests/e2e/test_pass_through.py` reads which
+//! functions the installed libraries import, and fails where one of them does not begin so.
 
 use std::ffi::CStr;
 use std::mem::transmute_copy;

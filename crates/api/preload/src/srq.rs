@@ -55,7 +55,7 @@ unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> Result<*mut i
     let (owner, init) = unsafe { (PdObj::of(pd)?, deref(attr, "srq_init_attr")?) };
     let sizes = SrqAttr { max_wr: init.attr.max_wr, max_sge: init.attr.max_sge, limit: 0 };
     let cookie = fresh_cookie();
-    let srq = owner.front.create_srq(owner.handle(), sizes, cookie)?;
+    let srq = owner.api.create_srq(owner.handle(), sizes, cookie)?;
     // SAFETY: an ibv_srq of zeros is valid: integers, null pointers, fresh locks.
     let mut c: ibv_srq = unsafe { zeroed() };
     c.context = owner.c.context;
@@ -64,9 +64,8 @@ unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> Result<*mut i
     c.handle = cookie as u32;
     // SAFETY: a field of the caller's structure.
     unsafe { addr_of_mut!((*attr).attr).write(to_c(srq.query())) };
-    let front = owner.front.clone();
-    let object =
-        SrqObj { c: UnsafeCell::new(c), srq, front, cookie, async_events: Acks::default() };
+    let api = owner.api.clone();
+    let object = SrqObj { c: UnsafeCell::new(c), srq, api, cookie, async_events: Acks::default() };
     let object = Box::into_raw(Box::new(object));
     SRQS.get().insert(cookie, object);
     Ok(object.cast())
@@ -112,7 +111,7 @@ unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
     code("ibv_destroy_srq", || {
         // SAFETY: an SRQ of ours that the program gives up.
         let object = unsafe { SrqObj::of(srq) }?;
-        object.front.destroy_srq(&object.srq, object.cookie)?;
+        object.api.destroy_srq(&object.srq, object.cookie)?;
         SRQS.get().remove(object.cookie);
         object.async_events.wait();
         // SAFETY: made by Box in `create`.
@@ -134,7 +133,7 @@ pub unsafe extern "C" fn post_srq_recv(
         // SAFETY: the caller's list, which it leaves alone during the call. One that runs in a
         // circle ends when the queue is full.
         while let Some(wr) = unsafe { next.as_ref() } {
-            let posted = object.front.born().check().map_err(Error::from).and_then(|()| {
+            let posted = object.api.process().check().map_err(Error::from).and_then(|()| {
                 // SAFETY: as above.
                 let sges = unsafe { sges(wr.sg_list, wr.num_sge) }?;
                 object.srq.post(&RecvWr { wr_id: wr.wr_id, sges })

@@ -31,7 +31,7 @@ pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_int) -> *mut ibv_mw {
                 )))
             }
         };
-        let rkey = owner.front.alloc_window(owner.handle(), window)?;
+        let rkey = owner.api.alloc_window(owner.handle(), window)?;
         let c = UnsafeCell::new(ibv_mw {
             context: owner.c.context,
             pd,
@@ -39,7 +39,7 @@ pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_int) -> *mut ibv_mw {
             handle: rkey >> 8,
             r#type: kind,
         });
-        Ok(Box::into_raw(Box::new(MwObj { c, front: owner.front.clone() })).cast())
+        Ok(Box::into_raw(Box::new(MwObj { c, api: owner.api.clone() })).cast())
     })
 }
 
@@ -48,7 +48,7 @@ pub unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
         // SAFETY: a window of ours that the program gives up.
         let object = unsafe { MwObj::of(mw) }?;
         // SAFETY: a field of the C part.
-        object.front.dealloc_window(unsafe { (*object.c.get()).rkey })?;
+        object.api.dealloc_window(unsafe { (*object.c.get()).rkey })?;
         // SAFETY: made by Box in alloc_mw.
         unsafe { free(object) };
         Ok(())

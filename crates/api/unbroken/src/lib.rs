@@ -75,12 +75,12 @@ pub use unbroken_verbs::{
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::{Arc, Weak};
-use unbroken_shift::front;
+use unbroken_shift::api;
 use unbroken_types::PdHandle;
 
 /// The NICs of a host, and what looks after the QPs on them.
 #[derive(Clone)]
-pub struct Host(Arc<front::System>);
+pub struct Host(Arc<api::System>);
 
 impl Host {
     /// The host that the environment names, as `unbroken run` sets it.
@@ -148,7 +148,7 @@ impl fmt::Debug for Host {
 
 /// A [`Host`] that is there as long as others hold it, or a NIC of it.
 #[derive(Clone)]
-pub struct WeakHost(Weak<front::System>);
+pub struct WeakHost(Weak<api::System>);
 
 impl WeakHost {
     /// The host, if anybody holds it.
@@ -164,7 +164,7 @@ impl fmt::Debug for WeakHost {
 }
 
 struct Opened {
-    context: Arc<front::Context>,
+    context: Arc<api::Context>,
     _host: Host,
 }
 
@@ -180,7 +180,7 @@ impl Drop for Opened {
 pub struct Nic(Arc<Opened>);
 
 impl Nic {
-    fn context(&self) -> &Arc<front::Context> {
+    fn context(&self) -> &Arc<api::Context> {
         &self.0.context
     }
 

@@ -4,7 +4,7 @@ use crate::{Cq, Path, Pd, Protection, QpAddress, Region, RemoteRegion, Result};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
-use unbroken_shift::front;
+use unbroken_shift::api;
 use unbroken_types::{Access, Gid, Mtu, PathAttr, QpCaps, QpState, QpType, SendFlags, SendOpcode};
 use unbroken_verbs::{Error, QpModify, RcModify, RecvWr, SendBatch, SendWr};
 
@@ -94,7 +94,7 @@ impl Default for QpOptions {
 
 /// An RC queue pair.
 pub struct Qp {
-    qp: Arc<front::Qp>,
+    qp: Arc<api::Qp>,
     psn: u32,
     options: QpOptions,
     pd: Pd,
@@ -102,7 +102,7 @@ pub struct Qp {
 
 impl Qp {
     pub(crate) fn new(pd: &Pd, cq: &Cq, options: &QpOptions) -> Result<Qp> {
-        let qp = pd.0.nic.context().create_qp(&front::QpRequest {
+        let qp = pd.0.nic.context().create_qp(&api::QpRequest {
             qp_type: QpType::Rc,
             caps: options.caps,
             pd: pd.0.handle,
@@ -124,7 +124,7 @@ impl Qp {
         Ok(made)
     }
 
-    pub(crate) fn front(&self) -> &front::Qp {
+    pub(crate) fn front(&self) -> &api::Qp {
         &self.qp
     }
 

@@ -4,7 +4,7 @@
 use crate::{Cq, Pd, QpAddress, Result};
 use std::fmt;
 use std::sync::Arc;
-use unbroken_shift::front;
+use unbroken_shift::api;
 use unbroken_types::{Access, Mtu, QpCaps, QpState, QpType};
 use unbroken_verbs::{QpModify, RcModify, RecvWr, SendBatch};
 
@@ -47,7 +47,7 @@ impl UcOptions {
 
 /// A UC queue pair.
 pub struct UcQp {
-    qp: Arc<front::Qp>,
+    qp: Arc<api::Qp>,
     psn: u32,
     lossy: bool,
     pd: Pd,
@@ -56,7 +56,7 @@ pub struct UcQp {
 impl Pd {
     /// Makes a UC queue pair.
     pub fn create_uc_qp(&self, send_cq: &Cq, recv_cq: &Cq, options: &UcOptions) -> Result<UcQp> {
-        let qp = self.0.nic.context().create_qp(&front::QpRequest {
+        let qp = self.0.nic.context().create_qp(&api::QpRequest {
             qp_type: QpType::Uc,
             caps: options.caps,
             pd: self.0.handle,

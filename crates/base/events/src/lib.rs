@@ -1,8 +1,8 @@
 //! What the processes of a runtime folder tell: the event log, and the status of each.
 //!
-//! The event log ([`EventLog`]) is one JSON object a line, appended with one write each, so that any
-//! number of processes write it without a lock. Each process has one socket ([`StatusServer`]) that
-//! answers with its logical QPs.
+//! The event log ([`EventLog`]) is one JSON object a line, appended with one write each, so that
+//! any number of processes write it without a lock. Each process has one socket ([`StatusServer`])
+//! that answers with its logical QPs.
 //!
 //! Times are [`unbroken_runtime::now_us`]; events also carry the wall clock.
 //!

@@ -3,7 +3,7 @@
 //! The child has copies of the parent's sockets, which would keep the parent's slots taken after
 //! its death, and locks that a thread of the parent may have held at the fork. So it closes the
 //! sockets at once, touches no lock, and every verb on what its parent made answers EIO. It may
-//! open NICs of its own: whatever is made remembers how many forks lie before it ([`Born`]), and
+//! open NICs of its own: whatever is made remembers how many forks lie before it ([`ProcessGuard`]), and
 //! what there is once in a process is made anew in each ([`PerProcess`]).
 
 use std::cell::UnsafeCell;
@@ -23,13 +23,13 @@ static INSTALLED: AtomicBool = AtomicBool::new(false);
 
 /// The process that something belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Born(u32);
+pub struct ProcessGuard(u32);
 
-impl Born {
+impl ProcessGuard {
     /// This process.
-    pub fn now() -> Born {
+    pub fn now() -> ProcessGuard {
         install();
-        Born(FORKS.load(Ordering::Relaxed))
+        ProcessGuard(FORKS.load(Ordering::Relaxed))
     }
 
     /// Whether this is another process, a forked child of that one.
@@ -57,7 +57,7 @@ pub struct Forked;
 
 /// What there is once in each process. A forked child makes its own, and never touches its
 /// parent's, whose locks may be held.
-pub struct PerProcess<T>(AtomicPtr<(Born, T)>);
+pub struct PerProcess<T>(AtomicPtr<(ProcessGuard, T)>);
 
 impl<T: Default + Sync> PerProcess<T> {
     /// Not made yet.
@@ -68,11 +68,13 @@ impl<T: Default + Sync> PerProcess<T> {
 
     /// This process's, which lives as long as the process.
     pub fn get(&self) -> &T {
-        let here = Born::now();
+        let here = ProcessGuard::now();
         loop {
             let found = self.0.load(Ordering::Acquire);
             // SAFETY: NULL, or what was leaked below.
-            if let Some((_, value)) = unsafe { found.as_ref() }.filter(|(born, _)| *born == here) {
+            if let Some((_, value)) =
+                unsafe { found.as_ref() }.filter(|(process, _)| *process == here)
+            {
                 return value;
             }
             let fresh = Box::into_raw(Box::new((here, T::default())));
@@ -128,7 +130,7 @@ unsafe extern "C" fn in_child() {
         let fd = slot.swap(-1, Ordering::Relaxed);
         if fd >= 0 {
             // SAFETY: the descriptor is this process's copy; its owner is never used or dropped in
-            // a child (see `Born`).
+            // a child (see `ProcessGuard`).
             unsafe { libc::close(fd) };
         }
     }

@@ -2,11 +2,11 @@
 //!
 //! - [`spawn`]: threads that take none of the program's signals and run at once when they are
 //!   woken; [`ask_for_precedence`] for those that everybody waits for.
-//! - [`Born`], [`PerProcess`], [`undisturbed`]: what becomes of our objects when the program forks.
+//! - [`ProcessGuard`], [`PerProcess`], [`undisturbed`]: what becomes of our objects when the program forks.
 //!   A child never touches what its parent made, and makes its own.
 
 mod fork;
 mod thread;
 
-pub use fork::{close_in_child, keep_in_child, undisturbed, Born, Forked, PerProcess};
+pub use fork::{close_in_child, keep_in_child, undisturbed, Forked, PerProcess, ProcessGuard};
 pub use thread::{ask_for_precedence, at_once, spawn};

@@ -31,8 +31,8 @@ pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<Joi
         let mut all: libc::sigset_t = std::mem::zeroed();
         let mut old: libc::sigset_t = std::mem::zeroed();
         libc::sigfillset(&raw mut all);
-        // But for those that its own accesses to registered memory raise (softnic's traps handle them):
-        // blocked, they would end the process.
+        // But for those that its own accesses to registered memory raise (softnic's traps handle
+        // them): blocked, they would end the process.
         libc::sigdelset(&raw mut all, libc::SIGSEGV);
         libc::sigdelset(&raw mut all, libc::SIGBUS);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);

@@ -197,17 +197,17 @@ impl Presence {
 
     /// Waits for a turn, which one thread of one process has at a time; an error if another does
     /// not end its own.
-    pub fn turn(&self) -> io::Result<Turn<'_>> {
+    pub fn turn(&self) -> io::Result<TurnGuard<'_>> {
         let shared = self.shared();
         let thread = lock(&shared.turn);
         if !try_until(TURN_WAIT, || set(&shared.file, libc::F_WRLCK, TURN))? {
             return Err(held(TURN_WAIT));
         }
-        Ok(Turn { shared, _thread: thread })
+        Ok(TurnGuard { shared, _thread: thread })
     }
 
     /// A turn, if nobody has one just now: waits for nobody.
-    pub fn try_turn(&self) -> io::Result<Option<Turn<'_>>> {
+    pub fn try_turn(&self) -> io::Result<Option<TurnGuard<'_>>> {
         let shared = self.shared();
         let thread = match shared.turn.try_lock() {
             Ok(thread) => thread,
@@ -215,7 +215,7 @@ impl Presence {
             Err(std::sync::TryLockError::WouldBlock) => return Ok(None),
         };
         let free = set(&shared.file, libc::F_WRLCK, TURN)?;
-        Ok(free.then_some(Turn { shared, _thread: thread }))
+        Ok(free.then_some(TurnGuard { shared, _thread: thread }))
     }
 }
 
@@ -256,12 +256,12 @@ impl Drop for Marked {
 }
 
 /// A turn, until it is dropped.
-pub struct Turn<'a> {
+pub struct TurnGuard<'a> {
     shared: &'a Shared,
     _thread: MutexGuard<'a, ()>,
 }
 
-impl Drop for Turn<'_> {
+impl Drop for TurnGuard<'_> {
     fn drop(&mut self) {
         let _ = set(&self.shared.file, libc::F_UNLCK, TURN);
     }

@@ -1,17 +1,17 @@
 //! How both ends of a connection prove that they know the secret of an id, and how what they say
 //! afterwards is kept theirs.
 //!
-//! The one that was called says a nonce. The caller answers with the *seat* that it wants to speak
-//! to, its rank, a nonce of its own and a MAC (HMAC-SHA256) over all of it; the called one looks
-//! the seat's secret up, checks the MAC, and proves itself by a MAC over the same. The secret
-//! itself never leaves a process. Each direction has a key that follows from the secret and both
-//! nonces; every message carries a MAC by it, over its place in the order and all its bytes.
+//! The one that was called says a nonce. The caller answers with the *service* that it wants to
+//! speak to, its rank, a nonce of its own and a MAC (HMAC-SHA256) over all of it; the called one
+//! looks the service's secret up, checks the MAC, and proves itself by a MAC over the same. The
+//! secret itself never leaves a process. Each direction has a key that follows from the secret and
+//! both nonces; every message carries a MAC by it, over its place in the order and all its bytes.
 //! Nothing is hidden: the network may be read by others, and not changed.
 //!
 //! | step | who | bytes |
 //! | --- | --- | --- |
 //! | greeting | called | magic 8 (the version is part of it), nonce 32 |
-//! | knock | caller | seat 16, rank 4, nonce 32, MAC 32 |
+//! | introduction | caller | service 16, rank 4, nonce 32, MAC 32 |
 //! | verdict | called | 1: welcome or refused; MAC 32 |
 //! | message | both | length 4, channel 4, content, MAC 16 |
 
@@ -22,8 +22,8 @@ use crate::error::{io, Result};
 
 /// Bytes of a secret.
 pub(crate) const SECRET_BYTES: usize = 16;
-/// Bytes of a seat's name.
-pub(crate) const SEAT_BYTES: usize = 16;
+/// Bytes of a service's name.
+pub(crate) const SERVICE_BYTES: usize = 16;
 const NONCE_BYTES: usize = 32;
 const MAC_BYTES: usize = 32;
 /// Bytes of a MAC behind a message.
@@ -33,7 +33,7 @@ pub(crate) const HEAD_BYTES: usize = 8;
 /// What a called one begins with. The last byte is the version.
 const MAGIC: [u8; 8] = *b"ubcoll\0\x02";
 pub(crate) const GREETING_BYTES: usize = MAGIC.len() + NONCE_BYTES;
-pub(crate) const KNOCK_BYTES: usize = SEAT_BYTES + 4 + NONCE_BYTES + MAC_BYTES;
+pub(crate) const INTRODUCTION_BYTES: usize = SERVICE_BYTES + 4 + NONCE_BYTES + MAC_BYTES;
 pub(crate) const VERDICT_BYTES: usize = 1 + MAC_BYTES;
 const WELCOME: u8 = 1;
 const REFUSED: u8 = 0;
@@ -41,7 +41,7 @@ const REFUSED: u8 = 0;
 /// What those who belong to a job know.
 pub(crate) type Secret = [u8; SECRET_BYTES];
 /// Whom a caller wants to speak to: a rank of a communicator, or those who meet.
-pub(crate) type SeatName = [u8; SEAT_BYTES];
+pub(crate) type ServiceName = [u8; SERVICE_BYTES];
 type Nonce = [u8; NONCE_BYTES];
 
 /// Bytes that nobody can foresee, from the system.
@@ -66,23 +66,23 @@ pub(crate) fn derive(secret: &Secret, label: &str) -> [u8; MAC_BYTES] {
     mac(secret, label, &[]).finalize().into_bytes().into()
 }
 
-/// The seat of those who meet by an id.
-pub(crate) fn meeting_seat(secret: &Secret) -> SeatName {
-    let mut seat = SeatName::default();
-    seat.copy_from_slice(&derive(secret, "ubcoll meeting")[..SEAT_BYTES]);
-    seat
+/// The service of those who meet by an id.
+pub(crate) fn meeting_seat(secret: &Secret) -> ServiceName {
+    let mut service = ServiceName::default();
+    service.copy_from_slice(&derive(secret, "ubcoll meeting")[..SERVICE_BYTES]);
+    service
 }
 
 /// What both ends have said before the MACs.
 struct Said<'a> {
     theirs: &'a [u8],
-    knock: &'a [u8],
+    introduction: &'a [u8],
 }
 
 impl Said<'_> {
     fn mac(&self, secret: &Secret, label: &str) -> Hmac<Sha256> {
-        // All parts have fixed lengths: seat, rank and nonce of the caller.
-        mac(secret, label, &[self.theirs, &self.knock[..KNOCK_BYTES - MAC_BYTES]])
+        // All parts have fixed lengths: service, rank and nonce of the caller.
+        mac(secret, label, &[self.theirs, &self.introduction[..INTRODUCTION_BYTES - MAC_BYTES]])
     }
 
     fn keys(&self, secret: &Secret) -> [[u8; MAC_BYTES]; 2] {
@@ -96,9 +96,9 @@ pub(crate) struct Called {
     greeting: [u8; GREETING_BYTES],
 }
 
-/// Who has knocked.
-pub(crate) struct Knock<'a> {
-    pub(crate) seat: SeatName,
+/// What a caller has introduced itself with.
+pub(crate) struct Introduction<'a> {
+    pub(crate) service: ServiceName,
     pub(crate) rank: usize,
     said: Said<'a>,
 }
@@ -116,24 +116,25 @@ impl Called {
         &self.greeting
     }
 
-    /// What a caller claims; `bytes` are a whole knock.
-    pub(crate) fn knock<'a>(&'a self, bytes: &'a [u8]) -> Option<Knock<'a>> {
-        let bytes = bytes.get(..KNOCK_BYTES)?;
-        let seat = bytes[..SEAT_BYTES].try_into().ok()?;
-        let rank = u32::from_le_bytes(bytes[SEAT_BYTES..SEAT_BYTES + 4].try_into().ok()?) as usize;
-        Some(Knock {
-            seat,
+    /// What a caller claims; `bytes` are a whole introduction.
+    pub(crate) fn introduction<'a>(&'a self, bytes: &'a [u8]) -> Option<Introduction<'a>> {
+        let bytes = bytes.get(..INTRODUCTION_BYTES)?;
+        let service = bytes[..SERVICE_BYTES].try_into().ok()?;
+        let rank =
+            u32::from_le_bytes(bytes[SERVICE_BYTES..SERVICE_BYTES + 4].try_into().ok()?) as usize;
+        Some(Introduction {
+            service,
             rank,
-            said: Said { theirs: &self.greeting[MAGIC.len()..], knock: bytes },
+            said: Said { theirs: &self.greeting[MAGIC.len()..], introduction: bytes },
         })
     }
 }
 
-impl Knock<'_> {
+impl Introduction<'_> {
     /// Whether the caller knows the secret. The verdict that tells it so, and the seals of both
     /// directions.
     pub(crate) fn admit(&self, secret: &Secret) -> Option<(Vec<u8>, Seals)> {
-        let theirs = &self.said.knock[KNOCK_BYTES - MAC_BYTES..];
+        let theirs = &self.said.introduction[INTRODUCTION_BYTES - MAC_BYTES..];
         self.said.mac(secret, "ubcoll caller").verify_slice(theirs).ok()?;
         let mut verdict = vec![WELCOME];
         verdict.extend(self.said.mac(secret, "ubcoll called").finalize().into_bytes());
@@ -153,8 +154,8 @@ pub(crate) fn refusal() -> Vec<u8> {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Denied {
     /// The other end does not speak this protocol, or another version of it.
-    Stranger,
-    /// It knows no such seat, or another secret.
+    UnknownProtocol,
+    /// It knows no such service, or another secret.
     Refused,
     /// It does not know the secret.
     Impostor,
@@ -163,32 +164,32 @@ pub(crate) enum Denied {
 /// The calling end.
 pub(crate) struct Caller {
     secret: Secret,
-    seat: SeatName,
+    service: ServiceName,
     rank: u32,
     nonce: Nonce,
     theirs: Nonce,
 }
 
 impl Caller {
-    pub(crate) fn new(secret: Secret, seat: SeatName, rank: usize) -> Result<Caller> {
-        Ok(Caller { secret, seat, rank: rank as u32, nonce: draw()?, theirs: [0; NONCE_BYTES] })
+    pub(crate) fn new(secret: Secret, service: ServiceName, rank: usize) -> Result<Caller> {
+        Ok(Caller { secret, service, rank: rank as u32, nonce: draw()?, theirs: [0; NONCE_BYTES] })
     }
 
     fn claim(&self) -> Vec<u8> {
-        [&self.seat[..], &self.rank.to_le_bytes(), &self.nonce, &[0; MAC_BYTES]].concat()
+        [&self.service[..], &self.rank.to_le_bytes(), &self.nonce, &[0; MAC_BYTES]].concat()
     }
 
-    /// The knock that answers a whole greeting.
-    pub(crate) fn knock(&mut self, greeting: &[u8]) -> std::result::Result<Vec<u8>, Denied> {
-        let nonce = greeting.strip_prefix(&MAGIC).ok_or(Denied::Stranger)?;
-        self.theirs.copy_from_slice(nonce.get(..NONCE_BYTES).ok_or(Denied::Stranger)?);
-        let mut knock = self.claim();
-        let mac = Said { theirs: &self.theirs, knock: &knock }
+    /// The introduction that answers a whole greeting.
+    pub(crate) fn introduction(&mut self, greeting: &[u8]) -> std::result::Result<Vec<u8>, Denied> {
+        let nonce = greeting.strip_prefix(&MAGIC).ok_or(Denied::UnknownProtocol)?;
+        self.theirs.copy_from_slice(nonce.get(..NONCE_BYTES).ok_or(Denied::UnknownProtocol)?);
+        let mut introduction = self.claim();
+        let mac = Said { theirs: &self.theirs, introduction: &introduction }
             .mac(&self.secret, "ubcoll caller")
             .finalize()
             .into_bytes();
-        knock[KNOCK_BYTES - MAC_BYTES..].copy_from_slice(&mac);
-        Ok(knock)
+        introduction[INTRODUCTION_BYTES - MAC_BYTES..].copy_from_slice(&mac);
+        Ok(introduction)
     }
 
     /// What a whole verdict says.
@@ -196,8 +197,8 @@ impl Caller {
         let (Some(&WELCOME), Some(mac)) = (verdict.first(), verdict.get(1..VERDICT_BYTES)) else {
             return Err(Denied::Refused);
         };
-        let knock = self.claim();
-        let said = Said { theirs: &self.theirs, knock: &knock };
+        let introduction = self.claim();
+        let said = Said { theirs: &self.theirs, introduction: &introduction };
         said.mac(&self.secret, "ubcoll called").verify_slice(mac).map_err(|_| Denied::Impostor)?;
         let [caller, called] = said.keys(&self.secret);
         Ok(Seals { own: Seal::new(caller), other: Seal::new(called) })
@@ -275,20 +276,21 @@ mod tests {
     use proptest::prelude::*;
 
     const SECRET: Secret = [7; SECRET_BYTES];
-    const SEAT: SeatName = [9; SEAT_BYTES];
+    const SERVICE: ServiceName = [9; SERVICE_BYTES];
 
     fn greeted(secret: Secret) -> (Called, Caller, Vec<u8>) {
-        let (called, mut caller) = (Called::new().unwrap(), Caller::new(secret, SEAT, 3).unwrap());
-        let knock = caller.knock(called.greeting()).unwrap();
-        (called, caller, knock)
+        let (called, mut caller) =
+            (Called::new().unwrap(), Caller::new(secret, SERVICE, 3).unwrap());
+        let introduction = caller.introduction(called.greeting()).unwrap();
+        (called, caller, introduction)
     }
 
     #[test]
     fn those_who_know_the_secret_hear_each_other_and_it_is_never_said() {
         let (called, caller, bytes) = greeted(SECRET);
-        let knock = called.knock(&bytes).unwrap();
-        assert_eq!((knock.seat, knock.rank), (SEAT, 3));
-        let (verdict, mut theirs) = knock.admit(&SECRET).unwrap();
+        let introduction = called.introduction(&bytes).unwrap();
+        assert_eq!((introduction.service, introduction.rank), (SERVICE, 3));
+        let (verdict, mut theirs) = introduction.admit(&SECRET).unwrap();
         let mut ours = caller.hear(&verdict).unwrap();
         for said in [called.greeting(), &bytes, &verdict] {
             assert!(!said.windows(SECRET_BYTES).any(|w| w == SECRET));
@@ -312,28 +314,31 @@ mod tests {
 
     #[test]
     fn another_secret_version_or_verdict_is_refused() {
-        let (called, caller, knock) = greeted([8; SECRET_BYTES]);
-        assert!(called.knock(&knock).unwrap().admit(&SECRET).is_none());
+        let (called, caller, introduction) = greeted([8; SECRET_BYTES]);
+        assert!(called.introduction(&introduction).unwrap().admit(&SECRET).is_none());
         assert!(matches!(caller.hear(&refusal()), Err(Denied::Refused)));
-        let (called, caller, knock) = greeted(SECRET);
+        let (called, caller, introduction) = greeted(SECRET);
         assert!(
-            Called::new().unwrap().knock(&knock).unwrap().admit(&SECRET).is_none(),
+            Called::new().unwrap().introduction(&introduction).unwrap().admit(&SECRET).is_none(),
             "of another connection"
         );
-        let (mut verdict, _) = called.knock(&knock).unwrap().admit(&SECRET).unwrap();
+        let (mut verdict, _) = called.introduction(&introduction).unwrap().admit(&SECRET).unwrap();
         verdict[5] ^= 1;
         assert!(matches!(caller.hear(&verdict), Err(Denied::Impostor)));
         let mut old = called.greeting().to_vec();
         old[7] = 1;
-        assert_eq!(Caller::new(SECRET, SEAT, 3).unwrap().knock(&old), Err(Denied::Stranger));
+        assert_eq!(
+            Caller::new(SECRET, SERVICE, 3).unwrap().introduction(&old),
+            Err(Denied::UnknownProtocol)
+        );
     }
 
     proptest! {
         #[test]
-        fn no_bit_of_a_knock_can_be_changed(at in 0..KNOCK_BYTES * 8) {
-            let (called, _, mut knock) = greeted(SECRET);
-            knock[at / 8] ^= 1 << (at % 8);
-            prop_assert!(called.knock(&knock).unwrap().admit(&SECRET).is_none());
+        fn no_bit_of_a_knock_can_be_changed(at in 0..INTRODUCTION_BYTES * 8) {
+            let (called, _, mut introduction) = greeted(SECRET);
+            introduction[at / 8] ^= 1 << (at % 8);
+            prop_assert!(called.introduction(&introduction).unwrap().admit(&SECRET).is_none());
         }
     }
 }

@@ -1,6 +1,6 @@
 //! How the ranks of a communicator find each other.
 //!
-//! One process, mostly that of rank 0, opens a [`Bootstrap`] and hands its [`Id`] to all ranks by
+//! One process, mostly that of rank 0, opens a [`Bootstrap`] and env its [`Id`] to all ranks by
 //! whatever means the job has. Each rank connects, proves that it knows the secret in the id
 //! ([`crate::auth`]), says who it is, and is told of all others once all are there. A secret of
 //! another job, a rank twice, other settings: refused, with an error that says so; those who wait
@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{poll, PollFd, Timespec};
 use serde::{Deserialize, Serialize};
 
-use crate::auth::{draw, frame, meeting_seat, Caller, Denied, Seals, SeatName, Secret};
+use crate::acceptor;
+use crate::auth::{draw, frame, meeting_seat, Caller, Denied, Seals, Secret, ServiceName};
 use crate::auth::{GREETING_BYTES, SECRET_BYTES, VERDICT_BYTES};
 use crate::conn::Conn;
-use crate::door;
 use crate::error::{io, Error, Result};
 use crate::line::reach;
 use crate::numa::Nodes;
@@ -85,8 +85,8 @@ pub(crate) struct Hello {
     pub(crate) nodes: Nodes,
     /// Where others reach it out of band.
     pub(crate) address: SocketAddr,
-    /// Its seat there.
-    pub(crate) seat: SeatName,
+    /// Its service there.
+    pub(crate) service: ServiceName,
     /// What all must have alike.
     pub(crate) settings: String,
     /// How long it waits for the others.
@@ -111,7 +111,7 @@ impl Bootstrap {
     /// has come waits for as long as it says itself ([`crate::Options::patience`]).
     pub fn listen(address: SocketAddr, patience: Duration) -> Result<Bootstrap> {
         let secret = draw()?;
-        let address = door::hold(address, Meeting::new(secret, patience))?;
+        let address = acceptor::hold(address, Meeting::new(secret, patience))?;
         Ok(Bootstrap { id: Id { address, secret } })
     }
 
@@ -121,17 +121,17 @@ impl Bootstrap {
     }
 }
 
-/// A guest of the door, and what it is told.
+/// A pending caller of the acceptor, and what it is told.
 pub(crate) type Told = (u64, Vec<u8>);
 
 /// A rank that has come.
 struct Waits {
-    guest: u64,
+    caller: u64,
     hello: Hello,
     until: Instant,
 }
 
-/// The ranks that have come. No I/O: the door's thread has the connections.
+/// The ranks that have come. No I/O: the acceptor's thread has the connections.
 pub(crate) struct Meeting {
     secret: Secret,
     waiting: Vec<Waits>,
@@ -158,7 +158,7 @@ impl Meeting {
         &self.secret
     }
 
-    pub(crate) fn seat(&self) -> SeatName {
+    pub(crate) fn service(&self) -> ServiceName {
         meeting_seat(&self.secret)
     }
 
@@ -178,8 +178,8 @@ impl Meeting {
     }
 
     /// A rank has come.
-    pub(crate) fn hear(&mut self, guest: u64, rank: usize, hello: &[u8]) -> Vec<Told> {
-        let refused = |why: String| vec![(guest, encode(&Answer::Refused(why)))];
+    pub(crate) fn hear(&mut self, caller: u64, rank: usize, hello: &[u8]) -> Vec<Told> {
+        let refused = |why: String| vec![(caller, encode(&Answer::Refused(why)))];
         let Ok(hello) = serde_json::from_slice::<Hello>(hello) else {
             return refused(
                 "what the rank says of itself makes no sense here: use one build".into(),
@@ -190,19 +190,19 @@ impl Meeting {
         }
         let until = Instant::now() + Duration::from_millis(hello.patience_ms).min(MOST_PATIENCE);
         let ranks = hello.ranks;
-        self.waiting.push(Waits { guest, hello, until });
+        self.waiting.push(Waits { caller, hello, until });
         if self.waiting.len() < ranks {
             return Vec::new();
         }
         self.met = true;
         self.waiting.sort_by_key(|w| w.hello.rank);
         let all = encode(&Answer::All(self.waiting.iter().map(|w| w.hello.clone()).collect()));
-        self.waiting.drain(..).map(|w| (w.guest, all.clone())).collect()
+        self.waiting.drain(..).map(|w| (w.caller, all.clone())).collect()
     }
 
     /// One that waited has gone: another may come in its place.
-    pub(crate) fn gone(&mut self, guest: u64) -> Vec<Told> {
-        self.waiting.retain(|w| w.guest != guest);
+    pub(crate) fn gone(&mut self, caller: u64) -> Vec<Told> {
+        self.waiting.retain(|w| w.caller != caller);
         self.wait_anew();
         Vec::new()
     }
@@ -222,7 +222,7 @@ impl Meeting {
             let seconds = w.hello.patience_ms as f64 / 1e3;
             let (ranks, has) = (w.hello.ranks, "has not come within");
             let why = format!("rank {missing} of {ranks} {has} {seconds} s{trouble}");
-            (w.guest, encode(&Answer::Refused(why)))
+            (w.caller, encode(&Answer::Refused(why)))
         };
         let late = self.waiting.iter().filter(|w| w.until <= now).map(tell).collect();
         self.waiting.retain(|w| w.until > now);
@@ -311,8 +311,9 @@ fn attend(
     let mut caller =
         Caller::new(id.secret, meeting_seat(&id.secret), hello.rank).map_err(Ended::Failed)?;
     let greeting = listen_for(&mut conn, GREETING_BYTES, until)?;
-    let knock = caller.knock(&greeting).map_err(|denied| failed(explain(&denied, id)))?;
-    conn.output().extend(knock);
+    let introduction =
+        caller.introduction(&greeting).map_err(|denied| failed(explain(&denied, id)))?;
+    conn.output().extend(introduction);
     let verdict = listen_for(&mut conn, VERDICT_BYTES, until)?;
     let Seals { mut own, mut other } =
         caller.hear(&verdict).map_err(|denied| failed(explain(&denied, id)))?;
@@ -337,7 +338,7 @@ fn attend(
 
 fn explain(denied: &Denied, id: &Id) -> String {
     match denied {
-        Denied::Stranger => format!("what answers at {} is no bootstrap of this build: use one build", id.address),
+        Denied::UnknownProtocol => format!("what answers at {} is no bootstrap of this build: use one build", id.address),
         Denied::Refused => format!(
             "nobody meets at {} by this id: the id is that of another job, or all ranks have come already (is this one \
              there twice?), or one did not come in time; give all ranks the id of this job",
@@ -383,7 +384,7 @@ fn step(
             "the bootstrap does not answer; is the process that made the id stopped?",
         ));
     }
-    if let Some(why) = door::starving() {
+    if let Some(why) = acceptor::starving() {
         return Err(failed(why));
     }
     let (mut fds, left) = ([PollFd::new(&conn.stream, conn.interest())], left.min(LOOKS));
@@ -409,7 +410,7 @@ mod tests {
             nics_mbps: vec![1],
             nodes: Nodes::default(),
             address: "127.0.0.1:1".parse().unwrap(),
-            seat: [0; 16],
+            service: [0; 16],
             settings: settings.into(),
             patience_ms: 0,
         }

@@ -1,10 +1,11 @@
 //! Ranks that do operations one after the other, in the order in which they were asked for: all
 //! ranks of a communicator, or two of which one sends to the other.
 //!
-//! Each channel has an engine of its own, and so its own streams, numbers and plans; NICs, connections out of band and the thread are the
-//! communicator's. Channel 0 is that of all ranks and is there from the beginning. The one from rank *f* to rank *t* of *n* is channel
-//! 1 + *f* *n* + *t*, and is made at each end when it is first used or heard of. So what two ranks send each other needs no other rank, and waits for no
-//! operation of all.
+//! Each channel has an engine of its own, and so its own streams, numbers and plans; NICs,
+//! connections out of band and the thread are the communicator's. Channel 0 is that of all ranks
+//! and is there from the beginning. The one from rank *f* to rank *t* of *n* is channel 1 + *f* *n*
+//! + *t*, and is made at each end when it is first used or heard of. So what two ranks send each
+//! other needs no other rank, and waits for no operation of all.
 //!
 //! An operation in the queue is a *ticket*, counted from 0. Tickets are over in their order, but
 //! for receives with tags: of several that wait, the one begins whose tag has come.
@@ -369,8 +370,8 @@ fn way(collective: &Collective, planned: &Planned) -> Way {
     }
 }
 
-/// An estimate, or 0: of hosts that have no NICs in common just now, whose frames go out of band, it
-/// is infinite. JSON has no word for that, and who asks for the status would get none.
+/// An estimate, or 0: of hosts that have no NICs in common just now, whose frames go out of band,
+/// it is infinite. JSON has no word for that, and who asks for the status would get none.
 fn known_us(estimate_us: Option<f64>) -> f64 {
     estimate_us.filter(|us| us.is_finite()).unwrap_or(0.0)
 }

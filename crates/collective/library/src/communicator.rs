@@ -16,10 +16,10 @@ use unbroken_collective_protocol::{Config, Failure, Rank};
 use unbroken_schedule::{Collective, DataType, Fabric, Operation, Place, ReduceOp, Topology};
 use unbroken_schedule::{Counts, Host as HostShape, Nic as NicShape};
 
+use crate::acceptor::{self, Registration};
 use crate::auth::Secret;
 use crate::bootstrap::{meet, Hello, Id};
 use crate::channel::{self, Wish, ALL};
-use crate::door::{self, Chair};
 use crate::error::{Error, Result};
 use crate::limits::want_descriptors;
 use crate::line::Ends;
@@ -85,7 +85,7 @@ impl Communicator {
             ));
         }
         want_descriptors(ranks, host.nic_count())?;
-        let chair = door::sit(at, id.secret)?;
+        let registration = acceptor::register(at, id.secret)?;
         // Until all have met: then each has seen whether it is there.
         let anchor = Anchor::find(&id.secret)?;
         let gid: String = host.open(0)?.gid().0.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -95,13 +95,19 @@ impl Communicator {
             host: format!("{gid}-{}", anchor.nonce()),
             nics_mbps: vec![options.nic_mbps; host.nic_count()],
             nodes: Nodes::of(host, &options.numa)?,
-            address: chair.address(),
-            seat: chair.name,
+            address: registration.address(),
+            service: registration.name,
             settings: options.settings(),
             patience_ms: 0,
         };
         let all = meet(id, hello, options.patience)?;
-        Communicator::among(Site { host: host.clone(), at, all }, id.secret, rank, chair, options)
+        Communicator::among(
+            Site { host: host.clone(), at, all },
+            id.secret,
+            rank,
+            registration,
+            options,
+        )
     }
 
     /// One of ranks that know each other, who reach it at a socket.
@@ -109,7 +115,7 @@ impl Communicator {
         site: Site,
         secret: Secret,
         rank: Rank,
-        chair: Chair,
+        registration: Registration,
         options: Options,
     ) -> Result<Communicator> {
         let ranks = site.all.len();
@@ -143,8 +149,9 @@ impl Communicator {
             .as_ref()
             .map(|folder| Server::bind(folder, &board))
             .transpose()?;
-        let ends = |hello: &Hello| Ends { to: hello.address, seat: hello.seat, me: rank, secret };
-        let oob = Oob::new(chair, site.all.iter().map(ends).collect(), options.timeout);
+        let ends =
+            |hello: &Hello| Ends { to: hello.address, service: hello.service, me: rank, secret };
+        let oob = Oob::new(registration, site.all.iter().map(ends).collect(), options.timeout);
         let net = Net::new(site.host.clone(), rails, ranks, shape)?;
         let hosts = topology.hosts().to_vec();
         let wish = Wish { folding: options.folding, form: options.shape };

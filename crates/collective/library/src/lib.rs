@@ -26,9 +26,9 @@
 #![deny(unsafe_code)]
 #![warn(missing_debug_implementations)]
 
+mod acceptor;
 mod adapter;
 mod anysource;
-mod arms;
 mod auth;
 mod bootstrap;
 mod c;
@@ -37,7 +37,7 @@ mod communicator;
 mod completions;
 mod conn;
 mod debug;
-mod door;
+mod env;
 mod error;
 mod group;
 mod limits;

@@ -14,14 +14,14 @@ use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{connect, socket_with, sockopt, AddressFamily, SocketFlags, SocketType};
 
-use crate::auth::{Caller, Denied, Seal, SeatName, Secret, GREETING_BYTES, VERDICT_BYTES};
+use crate::auth::{Caller, Denied, Seal, Secret, ServiceName, GREETING_BYTES, VERDICT_BYTES};
 use crate::conn::Conn;
 
 /// How long an attempt to connect waits for an answer. The kernel's own second attempt comes after
 /// a second, the next ones later and later.
 const ATTEMPT: Duration = Duration::from_millis(500);
 /// How long one that is connected waits for the other end's greeting and verdict.
-pub(crate) const GREETS: Duration = Duration::from_secs(5);
+pub(crate) const GREETING: Duration = Duration::from_secs(5);
 /// How long to wait after an attempt that failed at once.
 const PAUSE: Duration = Duration::from_millis(50);
 /// What is kept until it can be sent.
@@ -31,7 +31,7 @@ const MAX_UNSAID: usize = 1 << 20;
 #[derive(Clone, Copy)]
 pub(crate) struct Ends {
     pub(crate) to: SocketAddr,
-    pub(crate) seat: SeatName,
+    pub(crate) service: ServiceName,
     pub(crate) me: usize,
     pub(crate) secret: Secret,
 }
@@ -67,7 +67,7 @@ enum Way {
     Greeting {
         conn: Conn,
         caller: Caller,
-        knocked: bool,
+        introduced: bool,
     },
 }
 
@@ -125,7 +125,7 @@ impl Line {
                 Look::Made(conn, seal) => self.state = State::Open { conn, seal, stuck: None },
                 Look::Goes(next) => {
                     let longest = match next {
-                        Way::Greeting { .. } => GREETS,
+                        Way::Greeting { .. } => GREETING,
                         Way::Connecting(_) => ATTEMPT,
                         Way::Pause => PAUSE,
                     };
@@ -183,30 +183,30 @@ fn look(way: Way, ends: &Ends) -> Result<Look> {
         Way::Connecting(stream) if !has_answer(&stream) => Ok(Look::Goes(Way::Connecting(stream))),
         Way::Connecting(stream) => match sockopt::socket_error(&stream)?.map_err(Error::from) {
             Ok(()) => {
-                let caller =
-                    Caller::new(ends.secret, ends.seat, ends.me).map_err(|_| ErrorKind::Other)?;
+                let caller = Caller::new(ends.secret, ends.service, ends.me)
+                    .map_err(|_| ErrorKind::Other)?;
                 let conn = Conn::new(stream)?;
-                look(Way::Greeting { conn, caller, knocked: false }, ends)
+                look(Way::Greeting { conn, caller, introduced: false }, ends)
             }
             Err(error) if is_silence(&error) => Ok(Look::Failed),
             Err(error) => Err(error),
         },
-        Way::Greeting { mut conn, mut caller, mut knocked } => {
-            let most = if knocked { VERDICT_BYTES } else { GREETING_BYTES };
+        Way::Greeting { mut conn, mut caller, mut introduced } => {
+            let most = if introduced { VERDICT_BYTES } else { GREETING_BYTES };
             let lives = conn.read(most).unwrap_or(false);
             if let Some(heard) = conn.take(most) {
-                if knocked {
+                if introduced {
                     let seals = caller.hear(&heard).map_err(denied)?;
                     return Ok(Look::Made(conn, seals.own));
                 }
-                let knock = caller.knock(&heard).map_err(denied)?;
-                conn.output().extend(knock);
-                knocked = true;
+                let introduction = caller.introduction(&heard).map_err(denied)?;
+                conn.output().extend(introduction);
+                introduced = true;
             } else if !lives {
                 return Ok(Look::Failed);
             }
             match conn.flush() {
-                Ok(_) => Ok(Look::Goes(Way::Greeting { conn, caller, knocked })),
+                Ok(_) => Ok(Look::Goes(Way::Greeting { conn, caller, introduced })),
                 Err(_) => Ok(Look::Failed),
             }
         }
@@ -263,7 +263,7 @@ fn is_silence(error: &Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::auth::{frame, refusal, Called, Seals, HEAD_BYTES, KNOCK_BYTES, TAG_BYTES};
+    use crate::auth::{frame, refusal, Called, Seals, HEAD_BYTES, INTRODUCTION_BYTES, TAG_BYTES};
     use std::io::{Read, Write};
     use std::net::{Ipv4Addr, TcpListener};
 
@@ -280,7 +280,7 @@ mod tests {
     }
 
     fn line(to: SocketAddr) -> Line {
-        Line::new(Ends { to, seat: [1; 16], me: 3, secret: [7; 16] })
+        Line::new(Ends { to, service: [1; 16], me: 3, secret: [7; 16] })
     }
 
     fn until(line: &mut Line, patience: Duration, over: impl Fn(&Line) -> bool) -> Result<()> {
@@ -292,14 +292,14 @@ mod tests {
         Ok(())
     }
 
-    /// Greets who calls, checks the knock, and gives what it says.
+    /// Greets who calls, checks the introduction, and gives what it says.
     fn answers(mut stream: TcpStream, secret: [u8; 16]) -> (TcpStream, Option<Seals>) {
-        let (called, mut knock) = (Called::new().unwrap(), [0; KNOCK_BYTES]);
+        let (called, mut introduction) = (Called::new().unwrap(), [0; INTRODUCTION_BYTES]);
         stream.write_all(called.greeting()).unwrap();
-        stream.read_exact(&mut knock).unwrap();
-        let knock = called.knock(&knock).unwrap();
-        assert_eq!((knock.seat, knock.rank), ([1; 16], 3));
-        let Some((verdict, seals)) = knock.admit(&secret) else {
+        stream.read_exact(&mut introduction).unwrap();
+        let introduction = called.introduction(&introduction).unwrap();
+        assert_eq!((introduction.service, introduction.rank), ([1; 16], 3));
+        let Some((verdict, seals)) = introduction.admit(&secret) else {
             stream.write_all(&refusal()).unwrap();
             return (stream, None);
         };

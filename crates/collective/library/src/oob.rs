@@ -1,12 +1,12 @@
 //! Connections out of band: TCP to other ranks, made when first needed.
 //!
 //! A rank sends over connections that it opened ([`Line`]) and reads from those that others opened,
-//! which the door hands it when they have proved to be of the job ([`crate::door`]). Over them come
-//! messages behind their lengths, each with the channel that it is for, and with a MAC. One thread
-//! of the communicator reads, and calls [`Attend`] when something has come, when it is woken, or
-//! when time has passed; whoever drives takes what has come from the [`Inbox`]. That holds
-//! [`MAX_EVENTS`]; what does not find room waits in its connection, and so, in the end, does its
-//! sender.
+//! which the acceptor hands it when they have proved to be of the job ([`crate::acceptor`]). Over
+//! them come messages behind their lengths, each with the channel that it is for, and with a MAC.
+//! One thread of the communicator reads, and calls [`Attend`] when something has come, when it is
+//! woken, or when time has passed; whoever drives takes what has come from the [`Inbox`]. That
+//! holds [`MAX_EVENTS`]; what does not find room waits in its connection, and so, in the end, does
+//! its sender.
 //!
 //! The end of a connection without a word of leaving is the death of its process, and so is one
 //! that is refused; a network that is silent is not, unless it is for as long as operations may
@@ -24,11 +24,11 @@ use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use unbroken_collective_protocol::message::Message;
 use unbroken_collective_protocol::Rank;
 
+use crate::acceptor::{Arrivals, Registration};
 use crate::auth::{frame, Seal};
 use crate::conn::Waker;
-use crate::door::{Chair, Lobby};
 use crate::error::{io, Result};
-use crate::line::{Ends, Line, GREETS};
+use crate::line::{Ends, Line, GREETING};
 use crate::status::{Board, Server};
 
 /// How long who leaves waits for what was said to leave.
@@ -37,9 +37,9 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(1);
 /// What could not be sent may be for one who has left, whose word to that effect is under way.
 const GRACE: Duration = Duration::from_millis(500);
-/// A rank that ends a connection over which it has said nothing may have given it up, where this one
-/// was slow to answer: until it has called again.
-const CALLS_AGAIN: Duration = GREETS.saturating_mul(2);
+/// A rank that ends a connection over which it has said nothing may have given it up, where this
+/// one was slow to answer: until it has called again.
+const CALLS_AGAIN: Duration = GREETING.saturating_mul(2);
 /// The longest message.
 const MAX_MESSAGE: usize = 1 << 20;
 /// What an inbox holds.
@@ -129,14 +129,14 @@ pub(crate) struct Oob {
     pub(crate) waker: Arc<Waker>,
     /// Where others call this rank, until it leaves: whoever calls later shall not take it for
     /// living.
-    chair: Option<Chair>,
+    registration: Option<Registration>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Oob {
     /// Knows where all ranks are; connects to none. Its thread begins with [`Oob::begin`].
-    pub(crate) fn new(chair: Chair, all: Vec<Ends>, patience: Duration) -> Oob {
-        let (waker, chair) = (chair.lobby.waker.clone(), Some(chair));
+    pub(crate) fn new(registration: Registration, all: Vec<Ends>, patience: Duration) -> Oob {
+        let (waker, registration) = (registration.arrivals.waker.clone(), Some(registration));
         let out = all.into_iter().map(Line::new).collect();
         Oob {
             out,
@@ -144,7 +144,7 @@ impl Oob {
             inbox: Arc::default(),
             stop: Arc::default(),
             waker,
-            chair,
+            registration,
             thread: None,
         }
     }
@@ -156,9 +156,9 @@ impl Oob {
         board: Board,
         attend: Attend,
     ) -> Result<()> {
-        let Some(chair) = &self.chair else { return Ok(()) };
+        let Some(registration) = &self.registration else { return Ok(()) };
         let reader = Reader {
-            lobby: chair.lobby.clone(),
+            arrivals: registration.arrivals.clone(),
             status,
             board,
             ranks: self.out.len(),
@@ -217,7 +217,11 @@ impl Oob {
     /// Tells the thread to end.
     pub(crate) fn stop(&mut self) -> Ending {
         self.stop.store(true, Ordering::Release);
-        Ending { waker: self.waker.clone(), thread: self.thread.take(), _chair: self.chair.take() }
+        Ending {
+            waker: self.waker.clone(),
+            thread: self.thread.take(),
+            _chair: self.registration.take(),
+        }
     }
 }
 
@@ -225,7 +229,7 @@ impl Oob {
 pub(crate) struct Ending {
     waker: Arc<Waker>,
     thread: Option<JoinHandle<()>>,
-    _chair: Option<Chair>,
+    _chair: Option<Registration>,
 }
 
 impl Ending {
@@ -252,7 +256,7 @@ struct Caller {
 }
 
 struct Reader {
-    lobby: Arc<Lobby>,
+    arrivals: Arc<Arrivals>,
     status: Option<Server>,
     board: Board,
     ranks: usize,
@@ -266,7 +270,7 @@ impl Reader {
         let mut wait = Duration::ZERO;
         while !self.stop.load(Ordering::Acquire) {
             let readable = self.wait(wait);
-            self.lobby.waker.clear();
+            self.arrivals.waker.clear();
             if let Some(status) = &mut self.status {
                 status.answer();
             }
@@ -300,7 +304,7 @@ impl Reader {
         let callers = if self.inbox.has_room() { &self.callers[..] } else { &[] };
         let mut fds: Vec<_> =
             callers.iter().map(|c| PollFd::new(&c.stream, PollFlags::IN)).collect();
-        fds.push(PollFd::new(&self.lobby.waker.0, PollFlags::IN));
+        fds.push(PollFd::new(&self.arrivals.waker.0, PollFlags::IN));
         let asks = self.status.as_ref().and_then(Server::listens);
         fds.extend(asks.iter().map(|listener| PollFd::new(*listener, PollFlags::IN)));
         let timeout =
@@ -314,7 +318,8 @@ impl Reader {
 
     /// Takes those who have come.
     fn welcome(&mut self) {
-        for arrival in self.lobby.take().into_iter().filter(|arrival| arrival.rank < self.ranks) {
+        for arrival in self.arrivals.take().into_iter().filter(|arrival| arrival.rank < self.ranks)
+        {
             let (stream, rank, seal) = (arrival.stream, arrival.rank, arrival.seals.other);
             // It may have said something already.
             self.inbox.is_back(rank);
@@ -327,7 +332,7 @@ impl Reader {
                 waits: false,
             });
         }
-        if let Some(what) = self.lobby.trouble() {
+        if let Some(what) = self.arrivals.trouble() {
             self.board.happened(what);
         }
     }
@@ -382,15 +387,15 @@ impl Reader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::door::sit;
+    use crate::acceptor::register;
 
     /// A rank that hears, and one that tells.
     fn pair() -> (Oob, Oob) {
         let secret = [7; 16];
-        let chairs = [0, 1].map(|_| sit([127, 0, 0, 1].into(), secret).unwrap());
-        let known = [0, 1].map(|k: usize| (chairs[k].address(), chairs[k].name));
-        let ends = |me| known.map(|(to, seat)| Ends { to, seat, me, secret }).to_vec();
-        let [zero, one] = chairs;
+        let registrations = [0, 1].map(|_| register([127, 0, 0, 1].into(), secret).unwrap());
+        let known = [0, 1].map(|k: usize| (registrations[k].address(), registrations[k].name));
+        let ends = |me| known.map(|(to, service)| Ends { to, service, me, secret }).to_vec();
+        let [zero, one] = registrations;
         let patience = Duration::from_secs(20);
         (Oob::new(zero, ends(0), patience), Oob::new(one, ends(1), patience))
     }
@@ -453,21 +458,25 @@ mod tests {
         assert!(inbox.take().is_none());
     }
 
-    /// A connection of rank 1 to a lobby, over which nothing is said.
+    /// A connection of rank 1 to an `Arrivals`, over which nothing is said.
     fn call(hears: &Oob) -> TcpStream {
         use crate::auth::{Called, Caller};
-        let chair = hears.chair.as_ref().unwrap();
+        let registration = hears.registration.as_ref().unwrap();
         let secret = [7; 16];
         let called = Called::new().unwrap();
-        let mut caller = Caller::new(secret, chair.name, 1).unwrap();
-        let said = caller.knock(called.greeting()).unwrap();
-        let knock = called.knock(&said).unwrap();
-        let (_, seals) = knock.admit(&secret).unwrap();
+        let mut caller = Caller::new(secret, registration.name, 1).unwrap();
+        let said = caller.introduction(called.greeting()).unwrap();
+        let introduction = called.introduction(&said).unwrap();
+        let (_, seals) = introduction.admit(&secret).unwrap();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (theirs, _) = listener.accept().unwrap();
         theirs.set_nonblocking(true).unwrap();
-        chair.lobby.put(crate::door::Arrival { stream: theirs, rank: 1, seals: Box::new(seals) });
+        registration.arrivals.put(crate::acceptor::Arrival {
+            stream: theirs,
+            rank: 1,
+            seals: Box::new(seals),
+        });
         stream
     }
 

@@ -27,9 +27,9 @@ pub struct Options {
     pub slots: u32,
     /// See `slots`.
     pub payload_bytes: u32,
-    /// Bytes of all slots, if there were streams with all ranks of other hosts. There are with those
-    /// that an operation has exchanged something with. As much again may be taken by pairs that
-    /// send.
+    /// Bytes of all slots, if there were streams with all ranks of other hosts. There are with
+    /// those that an operation has exchanged something with. As much again may be taken by pairs
+    /// that send.
     pub memory_bytes: u64,
     /// Frames that a NIC has on its way at most; to one rank half of them, while others wait for
     /// their turn.

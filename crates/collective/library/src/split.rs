@@ -3,10 +3,10 @@
 //! A split is an operation of all ranks of the old communicator, and has its turn, its deadline and
 //! its errors: each rank says its colour, its key, and where others will reach it, and hears what
 //! all say. So all compute who is in which new communicator, as which rank, and nobody need meet
-//! anybody: seats were taken before anything was said. The secret is that of the old communicator,
-//! and is not said again; a seat's name, which nobody can foresee, is what keeps communicators
-//! apart. What fails on the way is survived, or breaks the old communicator, as it would in any
-//! other operation.
+//! anybody: services were taken before anything was said. The secret is that of the old
+//! communicator, and is not said again; a service's name, which nobody can foresee, is what keeps
+//! communicators apart. What fails on the way is survived, or breaks the old communicator, as it
+//! would in any other operation.
 //!
 //! A rank that cannot take part, for want of sockets say, tells that instead, and its colour gets
 //! an error at all of its ranks; the old communicator is well.
@@ -18,11 +18,11 @@ use unbroken_collective_protocol::agree::Description;
 use unbroken_collective_protocol::Rank;
 use unbroken_schedule::{Counts, DataType, Operation};
 
-use crate::auth::SeatName;
+use crate::acceptor::{self, Registration};
+use crate::auth::ServiceName;
 use crate::bootstrap::Hello;
 use crate::channel::ALL;
 use crate::communicator::{Communicator, Site};
-use crate::door::{self, Chair};
 use crate::error::{Error, Result};
 use crate::limits::want_descriptors;
 use crate::operands::{Buffers, Spans};
@@ -47,7 +47,7 @@ struct Said {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 struct Offer {
     address: SocketAddr,
-    seat: SeatName,
+    service: ServiceName,
     /// What all must have alike.
     settings: String,
 }
@@ -82,13 +82,13 @@ impl Communicator {
         options: Options,
     ) -> Result<Option<Communicator>> {
         options.check()?;
-        let seat = |_| {
+        let service = |_| {
             want_descriptors(self.ranks(), self.site.host.nic_count())?;
-            door::sit(at, self.secret)
+            acceptor::register(at, self.secret)
         };
-        let taken = colour.map(seat).transpose();
-        let (offer, chair) = match taken {
-            Ok(Some(chair)) => (Ok(offer(&chair, &options)), Some(chair)),
+        let taken = colour.map(service).transpose();
+        let (offer, registration) = match taken {
+            Ok(Some(registration)) => (Ok(offer(&registration, &options)), Some(registration)),
             Ok(None) => (Err(String::new()), None),
             Err(error) => (Err(short(&error.to_string())), None),
         };
@@ -98,13 +98,13 @@ impl Communicator {
         let hellos = greetings(&all, &members, &self.site.all)?;
         let me = members.iter().position(|rank| *rank == self.rank());
         // What this rank has said is among what all have.
-        let (Some(me), Some(chair)) = (me, chair) else {
+        let (Some(me), Some(registration)) = (me, registration) else {
             return Err(Error::Bootstrap(
                 "what this rank has said of itself came back as something else".into(),
             ));
         };
         let site = Site { host: self.site.host.clone(), at, all: hellos };
-        Communicator::among(site, self.secret, me, chair, options).map(Some)
+        Communicator::among(site, self.secret, me, registration, options).map(Some)
     }
 
     /// Tells all ranks, and hears all, by rank.
@@ -125,9 +125,13 @@ impl Communicator {
     }
 }
 
-/// What others must know of a seat.
-fn offer(chair: &Chair, options: &Options) -> Offer {
-    Offer { address: chair.address(), seat: chair.name, settings: options.settings() }
+/// What others must know of a service.
+fn offer(registration: &Registration, options: &Options) -> Offer {
+    Offer {
+        address: registration.address(),
+        service: registration.name,
+        settings: options.settings(),
+    }
 }
 
 /// As much of a reason as finds room.
@@ -183,7 +187,7 @@ fn greetings(all: &[Said], members: &[Rank], before: &[Hello]) -> Result<Vec<Hel
             rank: hellos.len(),
             ranks: members.len(),
             address: offer.address,
-            seat: offer.seat,
+            service: offer.service,
             settings: offer.settings.clone(),
             ..before[*rank].clone()
         });
@@ -198,16 +202,26 @@ mod tests {
 
     fn said(colour: Option<u32>, key: i32) -> Said {
         let settings = Options::default().settings();
-        let offer = Offer { address: "10.0.0.1:5".parse().unwrap(), seat: [7; 16], settings };
+        let offer = Offer { address: "10.0.0.1:5".parse().unwrap(), service: [7; 16], settings };
         Said { colour, key, offer: Ok(offer) }
     }
 
     fn hellos(ranks: usize) -> Vec<Hello> {
         let hello = |rank| {
             let (host, address) = (format!("host{}", rank % 2), "10.0.0.1:4".parse().unwrap());
-            let (nics_mbps, seat, settings) = (vec![100], [0; 16], String::new());
+            let (nics_mbps, service, settings) = (vec![100], [0; 16], String::new());
             let nodes = crate::numa::Nodes::default();
-            Hello { rank, ranks, host, nics_mbps, nodes, address, seat, settings, patience_ms: 0 }
+            Hello {
+                rank,
+                ranks,
+                host,
+                nics_mbps,
+                nodes,
+                address,
+                service,
+                settings,
+                patience_ms: 0,
+            }
         };
         (0..ranks).map(hello).collect()
     }
@@ -254,7 +268,7 @@ mod tests {
         if let Ok(offer) = &mut longest.offer {
             offer.address =
                 "[ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff%4294967295]:65535".parse().unwrap();
-            offer.seat = [255; 16];
+            offer.service = [255; 16];
             let most = std::time::Duration::MAX;
             offer.settings = Options {
                 slots: u32::MAX,

@@ -11,9 +11,9 @@ use unbroken_collective_protocol::{Config, Engine, Failure, Note, ProbeId, Rank}
 use unbroken_schedule::{Collective, Fabric, Host as HostShape, Place, Topology};
 
 use crate::anysource::AnySource;
-use crate::arms::Arms;
 use crate::channel::{ends, transfer, Channel, Wish, ALL};
 use crate::conn::Waker;
+use crate::env::LibraryEnv;
 use crate::net::{Net, News};
 use crate::oob::{Event, Oob};
 use crate::operands::Spans;
@@ -268,7 +268,7 @@ impl State {
 
     /// Breaks the communicator at all ranks.
     pub(crate) fn break_off(&mut self, failure: Failure) {
-        self.with(0, |engine, arms| engine.break_off(failure, arms));
+        self.with(0, |engine, env| engine.break_off(failure, env));
         self.end_if_broken();
     }
 
@@ -310,13 +310,14 @@ impl State {
         }
     }
 
-    fn with<R>(&mut self, at: usize, f: impl FnOnce(&mut Engine, &mut Arms<'_>) -> R) -> R {
+    fn with<R>(&mut self, at: usize, f: impl FnOnce(&mut Engine, &mut LibraryEnv<'_>) -> R) -> R {
         let State { channels, net, oob, notes, board, now_us, .. } = self;
         let Channel { name, ranks, base, engine, operands, .. } = &mut channels[at];
         let me = engine.rank();
-        let arms = &mut Arms { me, channel: *name, ranks, base: *base, net, oob, operands, notes };
+        let env =
+            &mut LibraryEnv { me, channel: *name, ranks, base: *base, net, oob, operands, notes };
         engine.keep_time(*now_us);
-        let result = f(engine, arms);
+        let result = f(engine, env);
         for note in notes.drain(..) {
             board.note(channels[at].renumbered(note), at == 0);
         }
@@ -342,7 +343,7 @@ impl State {
     pub(crate) fn leave(&mut self) {
         let last = self.last_word();
         for at in 0..self.channels.len() {
-            self.with(at, |engine, arms| engine.leave(arms));
+            self.with(at, |engine, env| engine.leave(env));
         }
         let neighbours: Vec<Rank> = Engine::neighbours(self.me, self.ranks()).collect();
         for rank in self.oob.connected() {
@@ -363,9 +364,9 @@ impl State {
         let us = self.now_us;
         let linkless = self.net.linkless();
         for at in 0..self.channels.len() {
-            self.with(at, |engine, arms| {
-                linkless.iter().for_each(|rail| engine.fail_rail(*rail, arms));
-                engine.on_time(us, arms);
+            self.with(at, |engine, env| {
+                linkless.iter().for_each(|rail| engine.fail_rail(*rail, env));
+                engine.on_time(us, env);
             });
         }
     }
@@ -388,7 +389,7 @@ impl State {
         }
         self.tick();
         for at in 0..self.channels.len() {
-            self.with(at, |engine, arms| engine.pump(arms));
+            self.with(at, |engine, env| engine.pump(env));
             self.advance(at);
         }
         self.match_any();
@@ -403,13 +404,13 @@ impl State {
     fn arrived(&mut self, tie: usize, rail: u8, news: News) {
         let (at, peer) = self.ties[tie];
         let base = self.channels[at].base;
-        self.with(at, |engine, arms| match news {
-            News::Notice(notice) => engine.on_notice(peer, notice, arms),
+        self.with(at, |engine, env| match news {
+            News::Notice(notice) => engine.on_notice(peer, notice, env),
             News::Sent(stream) => engine.on_sent(peer, rail, stream),
-            News::Tested => engine.on_tested(peer, rail, arms),
-            News::Failed => engine.fail_path(peer, rail, arms),
+            News::Tested => engine.on_tested(peer, rail, env),
+            News::Failed => engine.fail_path(peer, rail, env),
             News::Probed(probe, answered) => {
-                engine.on_probed(ProbeId { prober: probe.prober - base, ..probe }, answered, arms);
+                engine.on_probed(ProbeId { prober: probe.prober - base, ..probe }, answered, env);
             }
         });
     }
@@ -421,9 +422,9 @@ impl State {
                 let Some(peer) = self.channels[at].ranks.iter().position(|r| *r == rank) else {
                     return;
                 };
-                self.with(at, |engine, arms| engine.on_message(peer, &message, arms));
+                self.with(at, |engine, env| engine.on_message(peer, &message, env));
             }
-            Event::Gone(rank, _) => self.with(0, |engine, arms| engine.on_lost(rank, arms)),
+            Event::Gone(rank, _) => self.with(0, |engine, env| engine.on_lost(rank, env)),
         }
     }
 
@@ -434,7 +435,7 @@ impl State {
         let current = channel.current();
         match channel.runs() {
             true => channel.engine.misfit(),
-            false => self.with(at, |engine, arms| engine.arrived_tag(current, arms)),
+            false => self.with(at, |engine, env| engine.arrived_tag(current, env)),
         }
     }
 
@@ -488,7 +489,7 @@ impl State {
                     self.board.took(&way, us.saturating_sub(began_us));
                 }
                 // Credit and what others wait to hear leave now, and not when somebody looks next.
-                self.with(at, |engine, arms| engine.pump(arms));
+                self.with(at, |engine, env| engine.pump(env));
             }
             self.choose(at);
             let (wish, us) = (self.wish, self.began.elapsed().as_micros() as u64);
@@ -496,9 +497,9 @@ impl State {
             else {
                 return;
             };
-            self.with(at, |engine, arms| {
-                engine.on_time(us, arms);
-                engine.start(number, description, size, program, arms);
+            self.with(at, |engine, env| {
+                engine.on_time(us, env);
+                engine.start(number, description, size, program, env);
             });
         }
     }
@@ -511,7 +512,7 @@ impl State {
                 .iter()
                 .find_map(|c| Some(c.engine.failure()?.clone().renumbered(&c.ranks)));
             let Some(failure) = failed else { return };
-            self.with(0, |engine, arms| engine.break_off(failure, arms));
+            self.with(0, |engine, env| engine.break_off(failure, env));
         }
         let Some(failure) = self.failure().cloned() else { return };
         self.board.broken(&failure);

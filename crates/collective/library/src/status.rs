@@ -63,7 +63,8 @@ pub struct Away {
     pub to: Rank,
     /// Its own rail.
     pub stream: u8,
-    /// The rail that carries it; 62 for NICs of different rails, 61 for the connections out of band.
+    /// The rail that carries it; 62 for NICs of different rails, 61 for the connections out of
+    /// band.
     pub over: u8,
 }
 

@@ -2,49 +2,49 @@
 //! as far as they belong to the operation that runs.
 
 use crate::engine::Engine;
+use crate::env::{Bytes, Env, Slot};
 use crate::frame::{FrameKind, Header, Notice, MEMORY};
-use crate::hands::{Bytes, Hands, Slot};
 use crate::mutants::left_out;
 use crate::Rank;
 
 impl Engine {
     /// A notice has come from a peer.
-    pub fn on_notice(&mut self, peer: Rank, notice: u32, hands: &mut impl Hands) {
+    pub fn on_notice(&mut self, peer: Rank, notice: u32, env: &mut impl Env) {
         self.progress += 1;
         let (stream, credit) = match Notice::decode(notice) {
             Notice::Frame { stream, .. } => (stream, false),
             Notice::Credit { stream, .. } => (stream, true),
         };
         if stream != MEMORY && stream >= self.config.rails {
-            return self.broke(peer, 4, hands);
+            return self.broke(peer, 4, env);
         }
         let at = self.index(stream);
         match Notice::decode(notice) {
             Notice::Credit { count, .. } => {
                 debug_assert!(credit);
                 if self.peers[peer].outgoing[at].tx.on_credit(count).is_err() {
-                    self.broke(peer, 5, hands);
+                    self.broke(peer, 5, env);
                 }
             }
             Notice::Frame { seq, .. } => match self.peers[peer].incoming[at].on_frame(seq) {
-                Ok(fresh) if fresh => self.consume(peer, at, hands),
+                Ok(fresh) if fresh => self.consume(peer, at, env),
                 Ok(_) if left_out!(self.config.mutant, NoDedup) => {
-                    self.use_twice(peer, at, seq, hands)
+                    self.use_twice(peer, at, seq, env)
                 }
                 Ok(_) => {}
-                Err(_) => self.broke(peer, 6, hands),
+                Err(_) => self.broke(peer, 6, env),
             },
         }
     }
 
     /// The tag of an operation that has not begun here and of which something has come; of
     /// operations between two ranks.
-    pub fn arrived_tag(&self, number: u64, hands: &mut impl Hands) -> Option<u64> {
+    pub fn arrived_tag(&self, number: u64, env: &mut impl Env) -> Option<u64> {
         let streams = (0..self.peers.len())
             .flat_map(|peer| (0..self.peers[peer].incoming.len()).map(move |at| (peer, at)));
         streams.into_iter().find_map(|(peer, at)| {
             let seq = self.peers[peer].incoming[at].next()?;
-            let header = Header::decode(&hands.header(Slot { peer, stream: self.rail(at), seq }))?;
+            let header = Header::decode(&env.header(Slot { peer, stream: self.rail(at), seq }))?;
             let meant =
                 header.seq == seq && header.operation == number && header.kind == FrameKind::Data;
             meant.then_some(header.tag)
@@ -52,25 +52,25 @@ impl Engine {
     }
 
     /// Left out in all but tests: that a frame is used once.
-    fn use_twice(&mut self, peer: Rank, at: usize, seq: u32, hands: &mut impl Hands) {
+    fn use_twice(&mut self, peer: Rank, at: usize, seq: u32, env: &mut impl Env) {
         let stream = self.rail(at);
         let seq = crate::frame::widen(seq, self.peers[peer].incoming[at].counts().0);
-        let header = Header::decode(&hands.header(Slot { peer, stream, seq }));
-        if header.is_none_or(|h| !self.take(peer, stream, &h, hands)) {
-            self.broke(peer, 7, hands);
+        let header = Header::decode(&env.header(Slot { peer, stream, seq }));
+        if header.is_none_or(|h| !self.take(peer, stream, &h, env)) {
+            self.broke(peer, 7, env);
         }
     }
 
     /// Uses the frames of a stream that have come, as far as they belong to the operation that
     /// runs.
-    pub(crate) fn consume(&mut self, peer: Rank, at: usize, hands: &mut impl Hands) {
+    pub(crate) fn consume(&mut self, peer: Rank, at: usize, env: &mut impl Env) {
         let stream = self.rail(at);
         while let (Some(seq), None) = (self.peers[peer].incoming[at].next(), &self.failure) {
-            let Some(header) = Header::decode(&hands.header(Slot { peer, stream, seq })) else {
-                return self.broke(peer, 8, hands);
+            let Some(header) = Header::decode(&env.header(Slot { peer, stream, seq })) else {
+                return self.broke(peer, 8, env);
             };
             if header.seq != seq {
-                return self.broke(peer, 9, hands);
+                return self.broke(peer, 9, env);
             }
             match &self.run {
                 // Its news is old: the operation is done here.
@@ -80,7 +80,7 @@ impl Engine {
                 // Of an operation that is done here: its sender took that for something else, and
                 // has done its part (two roots, say).
                 Some(run) if header.operation < run.number => {
-                    return self.tell_takes(header.operation, hands)
+                    return self.tell_takes(header.operation, env)
                 }
                 Some(run) if header.operation != run.number => return,
                 // Another receive is meant, which may be asked for yet: its caller chooses again,
@@ -92,11 +92,11 @@ impl Engine {
                 Some(run)
                     if header.digest != run.digest && !left_out!(self.config.mutant, NoDigest) =>
                 {
-                    return self.tell_takes(header.operation, hands);
+                    return self.tell_takes(header.operation, env);
                 }
                 Some(_) => {
-                    if !self.take(peer, stream, &header, hands) {
-                        return self.broke(peer, 10, hands);
+                    if !self.take(peer, stream, &header, env) {
+                        return self.broke(peer, 10, env);
                     }
                 }
             }
@@ -105,16 +105,16 @@ impl Engine {
             // Before the next frame: a receive that has become ready by this one wants what lies
             // aside for it, before more of it comes.
             if !self.ready.is_empty() && !left_out!(self.config.mutant, LateReady) {
-                self.settle(hands);
+                self.settle(env);
             }
         }
         if !self.ready.is_empty() {
-            self.settle(hands);
+            self.settle(env);
         }
     }
 
     /// A frame of the operation that runs. `false`: it does not belong there.
-    fn take(&mut self, peer: Rank, stream: u8, header: &Header, hands: &mut impl Hands) -> bool {
+    fn take(&mut self, peer: Rank, stream: u8, header: &Header, env: &mut impl Env) -> bool {
         let Some(mut run) = self.run.take() else { return false };
         let fits = match header.kind {
             FrameKind::Used => match run.on_used(peer, header.lane, header.message) {
@@ -137,7 +137,7 @@ impl Engine {
                         len: u64::from(header.len),
                         total: header.total,
                     };
-                    hands.take(Slot { peer, stream, seq: header.seq }, &to);
+                    env.take(Slot { peer, stream, seq: header.seq }, &to);
                     if let Some(step) = taken.done {
                         self.received(&mut run, step);
                     }

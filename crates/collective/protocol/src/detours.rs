@@ -30,8 +30,8 @@
 //! | `Taken` of this life | less on its way; behind the last one: the frame is complete | |
 
 use crate::engine::Engine;
+use crate::env::{Env, Slot};
 use crate::frame::{Notice, CROSS, HEADER_BYTES, MEMORY, OUT_OF_BAND};
-use crate::hands::{Hands, Slot};
 use crate::message::Message;
 use crate::mutants::left_out;
 use crate::paths::State;
@@ -45,7 +45,7 @@ const MOST_ON_WAY_BYTES: u32 = 128 << 10;
 
 impl Engine {
     /// Sees to it that ranks that are apart have a path.
-    pub(crate) fn tend_detours(&mut self, peer: Rank, hands: &mut impl Hands) {
+    pub(crate) fn tend_detours(&mut self, peer: Rank, env: &mut impl Env) {
         if self.config.hosts[peer] == self.config.hosts[self.config.me] {
             return;
         }
@@ -58,10 +58,10 @@ impl Engine {
         of.apart_us.get_or_insert(now_us);
         let (cross, aside) = (self.index(CROSS), self.index(OUT_OF_BAND));
         if self.peers[peer].paths[aside].state == State::Up
-            && !(0..rails).any(|rail| hands.has_link(rail))
+            && !(0..rails).any(|rail| env.has_link(rail))
         {
             // Without a NIC this host has no part in the job any more.
-            self.fail_path(peer, OUT_OF_BAND, hands);
+            self.fail_path(peer, OUT_OF_BAND, env);
         }
         for path in [CROSS, OUT_OF_BAND] {
             let of = &self.peers[peer];
@@ -70,17 +70,17 @@ impl Engine {
                 last && (!of.is_at_last_resort(now_us) || of.paths[cross].state == State::Up);
             let due = self.config.me < peer && of.paths[self.index(path)].is_due(now_us);
             if due && !early && !left_out!(self.config.mutant, NoDetour) {
-                self.offer(peer, path, hands);
+                self.offer(peer, path, env);
             }
         }
-        self.place_streams(peer, hands);
+        self.place_streams(peer, env);
     }
 
     /// The NICs that the next life of `CROSS` is to join: this rank's and the peer's.
-    pub(crate) fn cross_nics(&self, peer: Rank, life: u32, hands: &mut impl Hands) -> [u8; 2] {
+    pub(crate) fn cross_nics(&self, peer: Rank, life: u32, env: &mut impl Env) -> [u8; 2] {
         let rails = self.config.rails;
         let (host, its) = (self.config.hosts[self.config.me], self.config.hosts[peer]);
-        let linked: Vec<u8> = (0..rails).filter(|rail| hands.has_link(*rail)).collect();
+        let linked: Vec<u8> = (0..rails).filter(|rail| env.has_link(*rail)).collect();
         let known = |near: u8, far: u8| self.is_known(host, near) || self.is_known(its, far);
         let pairs = |all: bool| -> Vec<[u8; 2]> {
             (0..rails)
@@ -111,7 +111,7 @@ impl Engine {
     }
 
     /// Sends pieces, as many as may be on their way.
-    pub(crate) fn pump_pieces(&mut self, peer: Rank, hands: &mut impl Hands) {
+    pub(crate) fn pump_pieces(&mut self, peer: Rank, env: &mut impl Env) {
         let life = self.peers[peer].paths[self.index(OUT_OF_BAND)].life;
         let pieces = &mut self.peers[peer].pieces;
         for frame in &mut pieces.sending {
@@ -121,12 +121,12 @@ impl Engine {
                 }
                 let (stream, seq, offset) = (frame.stream, frame.seq, frame.said);
                 let len = PIECE_BYTES.min(frame.bytes - offset);
-                let bytes = hands.copy_out(Slot { peer, stream, seq }, offset, len);
+                let bytes = env.copy_out(Slot { peer, stream, seq }, offset, len);
                 frame.said += len;
                 pieces.on_way_bytes += len;
                 let total = frame.bytes;
                 let piece = Message::Piece { life, stream, seq, offset, total, bytes };
-                hands.tell(peer, &piece);
+                env.tell(peer, &piece);
             }
         }
     }
@@ -138,7 +138,7 @@ impl Engine {
     }
 
     /// A piece has come.
-    pub(crate) fn on_piece(&mut self, peer: Rank, message: &Message, hands: &mut impl Hands) {
+    pub(crate) fn on_piece(&mut self, peer: Rank, message: &Message, env: &mut impl Env) {
         let Message::Piece { life, stream, seq, offset, total, bytes } = message else { return };
         if !self.is_aside(peer, *life) {
             return;
@@ -150,31 +150,31 @@ impl Engine {
             && offset.checked_add(len).is_some_and(|end| end <= *total)
             && *offset == self.peers[peer].pieces.come;
         if !fits {
-            return self.broke(peer, 12, hands);
+            return self.broke(peer, 12, env);
         }
         let last = offset + len == *total;
         let of = &mut self.peers[peer];
         of.pieces.come = if last { 0 } else { offset + len };
         match of.incoming[usize::from(*stream)].awaits(*seq) {
-            Ok(true) => hands.copy_in(Slot { peer, stream: *stream, seq: *seq }, *offset, bytes),
+            Ok(true) => env.copy_in(Slot { peer, stream: *stream, seq: *seq }, *offset, bytes),
             // It came over another path, and was polled late.
             Ok(false) => {}
-            Err(_) => return self.broke(peer, 13, hands),
+            Err(_) => return self.broke(peer, 13, env),
         }
-        hands.tell(peer, &Message::Taken { life: *life, bytes: len });
+        env.tell(peer, &Message::Taken { life: *life, bytes: len });
         if last {
-            self.on_notice(peer, Notice::frame(*stream, *seq).encode(), hands);
+            self.on_notice(peer, Notice::frame(*stream, *seq).encode(), env);
         }
     }
 
     /// The peer has taken a piece.
-    pub(crate) fn on_taken(&mut self, peer: Rank, life: u32, bytes: u32, hands: &mut impl Hands) {
+    pub(crate) fn on_taken(&mut self, peer: Rank, life: u32, bytes: u32, env: &mut impl Env) {
         if !self.is_aside(peer, life) {
             return;
         }
         let pieces = &mut self.peers[peer].pieces;
         let Some(frame) = pieces.sending.front_mut().filter(|f| bytes <= f.said - f.taken) else {
-            return self.broke(peer, 14, hands);
+            return self.broke(peer, 14, env);
         };
         frame.taken += bytes;
         pieces.on_way_bytes -= bytes;
@@ -192,10 +192,10 @@ impl Engine {
         peer: Rank,
         life: u32,
         notice: u32,
-        hands: &mut impl Hands,
+        env: &mut impl Env,
     ) {
         if self.is_aside(peer, life) {
-            self.on_notice(peer, notice, hands);
+            self.on_notice(peer, notice, env);
         }
     }
 

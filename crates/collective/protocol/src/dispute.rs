@@ -3,7 +3,7 @@
 
 use crate::agree::{first_that_differs, Description};
 use crate::engine::{Engine, HISTORY};
-use crate::hands::Hands;
+use crate::env::Env;
 use crate::message::News;
 use crate::{Failure, Rank};
 
@@ -22,7 +22,7 @@ impl Engine {
     }
 
     /// Tells all what this rank takes an operation for, once.
-    pub(crate) fn tell_takes(&mut self, number: u64, hands: &mut impl Hands) {
+    pub(crate) fn tell_takes(&mut self, number: u64, env: &mut impl Env) {
         let Some((_, description)) = self.history.iter().find(|(n, _)| *n == number).copied()
         else {
             return;
@@ -35,8 +35,8 @@ impl Engine {
         }
         let rank = self.config.me;
         self.hear(rank, number, description);
-        self.spread(None, &News::Takes { rank, number, description }, hands);
-        self.judge(number, hands);
+        self.spread(None, &News::Takes { rank, number, description }, env);
+        self.judge(number, env);
     }
 
     /// Ranks that have not said what they take an operation for; none if they were not asked.
@@ -48,7 +48,7 @@ impl Engine {
     }
 
     /// Finds out who differs, once all have spoken or have had the time to.
-    pub(crate) fn judge(&mut self, number: u64, hands: &mut impl Hands) {
+    pub(crate) fn judge(&mut self, number: u64, env: &mut impl Env) {
         let Some(said) = self.said.get(&number) else { return };
         let waited = self.told.get(&number).is_some_and(|since| self.now_us > since + DISPUTE_US);
         if !waited && said.iter().any(Option::is_none) {
@@ -57,7 +57,7 @@ impl Engine {
         match differs(number, said) {
             // The receive that is meant may be asked for yet, until time is over.
             Some(Failure::Differs { its, others, .. }) if its.tag != others.tag => {}
-            Some(failure) => self.fail(failure, hands),
+            Some(failure) => self.fail(failure, env),
             None => {}
         }
     }

@@ -12,8 +12,8 @@ use unbroken_schedule::Program;
 
 use crate::agree::Description;
 use crate::dispute::differs;
+use crate::env::{Bytes, Env};
 use crate::frame::{CROSS, MEMORY, OUT_OF_BAND};
-use crate::hands::{Bytes, Hands};
 use crate::message::{Message, News};
 use crate::mutants::{left_out, Mutant};
 use crate::paths::{Peer, State, DETOURS};
@@ -204,7 +204,7 @@ impl Engine {
         description: Description,
         element_bytes: u64,
         program: Arc<Program>,
-        hands: &mut impl Hands,
+        env: &mut impl Env,
     ) {
         debug_assert!(!self.is_busy());
         self.begun = self.begun.max(number + 1);
@@ -219,21 +219,21 @@ impl Engine {
         }
         self.turns.iter_mut().for_each(VecDeque::clear);
         let peers: Vec<Rank> = run.lanes.iter().filter(|l| l.outgoing).map(|l| l.peer).collect();
-        peers.into_iter().for_each(|peer| self.want_paths(peer, hands));
+        peers.into_iter().for_each(|peer| self.want_paths(peer, env));
         self.ready.extend(run.first());
         self.run = Some(run);
         self.seen = (self.progress, self.now_us);
         self.asked = false;
         if self.said.contains_key(&number) {
             // Somebody has asked already: who does not answer is taken for one who has not begun.
-            self.tell_takes(number, hands);
-            self.judge(number, hands);
+            self.tell_takes(number, env);
+            self.judge(number, env);
         }
-        self.settle(hands);
+        self.settle(env);
         for peer in 0..self.peers.len() {
-            (0..=self.config.rails).for_each(|at| self.consume(peer, usize::from(at), hands));
+            (0..=self.config.rails).for_each(|at| self.consume(peer, usize::from(at), env));
         }
-        self.pump(hands);
+        self.pump(env);
     }
 
     /// The tag of what has come for the operation that runs, where that is to receive something
@@ -261,13 +261,13 @@ impl Engine {
     }
 
     /// Does the steps that are ready, and what becomes ready by that.
-    pub(crate) fn settle(&mut self, hands: &mut impl Hands) {
+    pub(crate) fn settle(&mut self, env: &mut impl Env) {
         let Some(mut run) = self.run.take() else { return };
         while let Some(step) = self.ready.pop_front() {
             self.progress += 1;
             match run.on_ready(step) {
                 Ready::Local(step) => {
-                    hands.compute(&run.work(step));
+                    env.compute(&run.work(step));
                     run.finish(step, &mut self.ready);
                 }
                 Ready::Send(lane) => {
@@ -276,7 +276,7 @@ impl Engine {
                 }
                 Ready::Fetch { lane, message, target, bytes, done } => {
                     let total = run.work(step).len() * run.element();
-                    hands.fetch(&Bytes { target, lane, message, offset: 0, len: bytes, total });
+                    env.fetch(&Bytes { target, lane, message, offset: 0, len: bytes, total });
                     if let Some(step) = done {
                         self.received(&mut run, step);
                     }
@@ -297,31 +297,31 @@ impl Engine {
     }
 
     /// A message came out of band.
-    pub fn on_message(&mut self, from: Rank, message: &Message, hands: &mut impl Hands) {
+    pub fn on_message(&mut self, from: Rank, message: &Message, env: &mut impl Env) {
         let paths = usize::from(self.config.rails);
         let named =
             |path: u8| matches!(path, MEMORY | CROSS | OUT_OF_BAND) || usize::from(path) < paths;
         match message {
-            Message::Want => self.want_paths(from, hands),
+            Message::Want => self.want_paths(from, env),
             Message::Offer { rail, life, nics, address } if named(*rail) => {
-                self.on_offer(from, (*rail, *life), *nics, address, hands)
+                self.on_offer(from, (*rail, *life), *nics, address, env)
             }
             Message::Accept { rail, life, address } if named(*rail) => {
-                self.on_accept(from, *rail, *life, address, hands);
+                self.on_accept(from, *rail, *life, address, env);
             }
             Message::Carries { rail, life } if named(*rail) => {
-                self.on_carries(from, *rail, *life, hands)
+                self.on_carries(from, *rail, *life, env)
             }
             Message::Closed { rail, life, counts } if named(*rail) => {
-                self.on_closed(from, *rail, *life, counts, hands)
+                self.on_closed(from, *rail, *life, counts, env)
             }
-            Message::News(news) => self.on_news(from, news, hands),
-            Message::Probe(probe) => self.on_probe(from, probe, hands),
-            Message::Measured(report) => self.on_measured(report, hands),
-            Message::Piece { .. } => self.on_piece(from, message, hands),
-            Message::Taken { life, bytes } => self.on_taken(from, *life, *bytes, hands),
-            Message::Notice { life, notice } => self.on_said_notice(from, *life, *notice, hands),
-            _ => self.broke(from, 11, hands),
+            Message::News(news) => self.on_news(from, news, env),
+            Message::Probe(probe) => self.on_probe(from, probe, env),
+            Message::Measured(report) => self.on_measured(report, env),
+            Message::Piece { .. } => self.on_piece(from, message, env),
+            Message::Taken { life, bytes } => self.on_taken(from, *life, *bytes, env),
+            Message::Notice { life, notice } => self.on_said_notice(from, *life, *notice, env),
+            _ => self.broke(from, 11, env),
         }
     }
 
@@ -337,16 +337,16 @@ impl Engine {
             .chain((1..=SONS).map(move |k| SONS * me + k).filter(move |son| *son < ranks))
     }
 
-    pub(crate) fn spread(&mut self, from: Option<Rank>, news: &News, hands: &mut impl Hands) {
+    pub(crate) fn spread(&mut self, from: Option<Rank>, news: &News, env: &mut impl Env) {
         for rank in Engine::neighbours(self.config.me, self.peers.len()) {
             if Some(rank) != from {
-                hands.tell(rank, &Message::News(news.clone()));
+                env.tell(rank, &Message::News(news.clone()));
             }
         }
     }
 
-    fn on_news(&mut self, from: Rank, news: &News, hands: &mut impl Hands) {
-        self.spread(Some(from), news, hands);
+    fn on_news(&mut self, from: Rank, news: &News, env: &mut impl Env) {
+        self.spread(Some(from), news, env);
         match news {
             News::Broken(failure) => self.failure = self.failure.take().or(Some(failure.clone())),
             News::Left { rank, done } => {
@@ -358,22 +358,22 @@ impl Engine {
             News::Takes { rank, number, description } => {
                 self.hear(*rank, *number, *description);
                 if self.history.iter().any(|(n, _)| n == number) {
-                    self.tell_takes(*number, hands);
-                    self.judge(*number, hands);
+                    self.tell_takes(*number, env);
+                    self.judge(*number, env);
                 }
             }
-            News::Verdict(verdict) => self.on_verdict(verdict, hands),
-            News::Healed { place } => self.on_healed(*place, hands),
-            News::Propose { view, picture } => self.on_propose(*view, picture, hands),
-            News::Holds { rank, view, begun } => self.on_holds(*rank, *view, *begun, hands),
-            News::Agreed { view, from } => self.on_agreed(*view, *from, hands),
+            News::Verdict(verdict) => self.on_verdict(verdict, env),
+            News::Healed { place } => self.on_healed(*place, env),
+            News::Propose { view, picture } => self.on_propose(*view, picture, env),
+            News::Holds { rank, view, begun } => self.on_holds(*rank, *view, *begun, env),
+            News::Agreed { view, from } => self.on_agreed(*view, *from, env),
         }
     }
 
     /// The process of a rank is gone.
-    pub fn on_lost(&mut self, rank: Rank, hands: &mut impl Hands) {
+    pub fn on_lost(&mut self, rank: Rank, env: &mut impl Env) {
         if self.left[rank].is_none() {
-            self.fail(Failure::Lost { rank }, hands);
+            self.fail(Failure::Lost { rank }, env);
         }
     }
 
@@ -385,27 +385,27 @@ impl Engine {
     }
 
     /// This rank has no more to do.
-    pub fn leave(&mut self, hands: &mut impl Hands) {
+    pub fn leave(&mut self, env: &mut impl Env) {
         if self.failure.is_none() {
             let news = News::Left { rank: self.config.me, done: self.done };
-            self.spread(None, &news, hands);
+            self.spread(None, &news, env);
         }
     }
 
-    pub(crate) fn broke(&mut self, rank: Rank, what: u32, hands: &mut impl Hands) {
-        self.fail(Failure::Broke { rank, by: self.config.me, what }, hands);
+    pub(crate) fn broke(&mut self, rank: Rank, what: u32, env: &mut impl Env) {
+        self.fail(Failure::Broke { rank, by: self.config.me, what }, env);
     }
 
-    pub(crate) fn fail(&mut self, failure: Failure, hands: &mut impl Hands) {
+    pub(crate) fn fail(&mut self, failure: Failure, env: &mut impl Env) {
         if self.failure.is_none() {
             self.failure = Some(failure.clone());
-            self.spread(None, &News::Broken(failure), hands);
+            self.spread(None, &News::Broken(failure), env);
         }
     }
 
     /// Breaks the communicator, for a reason from outside; all ranks are told.
-    pub fn break_off(&mut self, failure: Failure, hands: &mut impl Hands) {
-        self.fail(failure, hands);
+    pub fn break_off(&mut self, failure: Failure, env: &mut impl Env) {
+        self.fail(failure, env);
     }
 
     /// Does nothing more, and tells nobody: what has failed is said elsewhere.
@@ -420,19 +420,19 @@ impl Engine {
     }
 
     /// Time goes on. To be called every few milliseconds, at least while an operation runs.
-    pub fn on_time(&mut self, now_us: u64, hands: &mut impl Hands) {
+    pub fn on_time(&mut self, now_us: u64, env: &mut impl Env) {
         self.now_us = self.now_us.max(now_us);
         if self.failure.is_some() {
             return;
         }
-        self.tend_paths(hands);
-        self.tend_traces(hands);
-        self.tend_rates(hands);
-        self.tend_views(hands);
+        self.tend_paths(env);
+        self.tend_traces(env);
+        self.tend_rates(env);
+        self.tend_views(env);
         let Some(run) = self.run.as_ref().filter(|run| !run.is_done()) else { return };
         let number = run.number;
         if let Some((rank, done)) = self.who_left() {
-            return self.fail(Failure::Left { rank, done }, hands);
+            return self.fail(Failure::Left { rank, done }, env);
         }
         if self.seen.0 != self.progress {
             self.seen = (self.progress, self.now_us);
@@ -441,13 +441,13 @@ impl Engine {
         let still_us = self.now_us - self.seen.1;
         if still_us > self.config.ask_us && !self.asked {
             self.asked = true;
-            self.tell_takes(number, hands);
+            self.tell_takes(number, env);
         }
-        self.judge(number, hands);
+        self.judge(number, env);
         let grace_us =
             if self.others_are_behind(number) { self.config.timeout_us / GRACE } else { 0 };
         if still_us > self.config.timeout_us + grace_us {
-            self.fail(self.stalled(number), hands);
+            self.fail(self.stalled(number), env);
         }
     }
 

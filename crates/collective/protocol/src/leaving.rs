@@ -2,8 +2,8 @@
 //! them and gives credit.
 
 use crate::engine::Engine;
+use crate::env::{Env, Slot};
 use crate::frame::{FrameKind, Header, Notice, HEADER_BYTES, MEMORY, OUT_OF_BAND};
-use crate::hands::{Hands, Slot};
 use crate::message::Message;
 use crate::mutants::left_out;
 use crate::paths::{State, DETOURS};
@@ -14,27 +14,27 @@ const MAX_POSTED: u32 = 128;
 
 impl Engine {
     /// Sends what can be sent.
-    pub fn pump(&mut self, hands: &mut impl Hands) {
+    pub fn pump(&mut self, env: &mut impl Env) {
         if self.failure.is_some() {
             return;
         }
         for peer in 0..self.peers.len() {
             for at in 0..self.peers[peer].outgoing.len() {
-                self.pump_control(peer, at, hands);
-                self.pump_credit(peer, at, hands);
-                self.post(peer, at, hands);
+                self.pump_control(peer, at, env);
+                self.pump_credit(peer, at, env);
+                self.post(peer, at, env);
             }
-            self.pump_pieces(peer, hands);
+            self.pump_pieces(peer, env);
         }
         for at in 0..self.turns.len() {
-            self.take_turns(at, hands);
+            self.take_turns(at, env);
         }
-        self.settle(hands);
+        self.settle(env);
     }
 
     /// Lanes of a rail send, one message after the other. One that cannot go on lets the next have
     /// its turn.
-    fn take_turns(&mut self, at: usize, hands: &mut impl Hands) {
+    fn take_turns(&mut self, at: usize, env: &mut impl Env) {
         let mut blocked = 0;
         while blocked < self.turns[at].len() {
             let Some(mut run) = self.run.take() else { return };
@@ -73,7 +73,7 @@ impl Engine {
                 tag: run.tag,
             };
             let slot = Slot { peer, stream, seq: header.seq };
-            hands.stage(slot, &header, Some((part.data, part.offset, part.len)));
+            env.stage(slot, &header, Some((part.data, part.offset, part.len)));
             out.tx.stage(part.len + HEADER_BYTES as u32);
             self.progress += 1;
             if let Some(step) = run.was_sent(lane, &part) {
@@ -84,15 +84,15 @@ impl Engine {
                 run.finish(step, &mut self.ready);
             }
             self.run = Some(run);
-            self.post(peer, at, hands);
+            self.post(peer, at, env);
             if !self.ready.is_empty() {
-                self.settle(hands);
+                self.settle(env);
             }
         }
     }
 
     /// Puts into slots what the peer wants to hear of messages that were used.
-    fn pump_control(&mut self, peer: Rank, at: usize, hands: &mut impl Hands) {
+    fn pump_control(&mut self, peer: Rank, at: usize, env: &mut impl Env) {
         let stream = self.rail(at);
         let out = &mut self.peers[peer].outgoing[at];
         while let Some((operation, digest, lane, used)) = out.control.front().copied() {
@@ -113,13 +113,13 @@ impl Engine {
                 len: 0,
                 tag: 0,
             };
-            hands.stage(Slot { peer, stream, seq }, &header, None);
+            env.stage(Slot { peer, stream, seq }, &header, None);
             out.tx.stage(HEADER_BYTES as u32);
         }
     }
 
     /// Posts what is in slots.
-    fn post(&mut self, peer: Rank, at: usize, hands: &mut impl Hands) {
+    fn post(&mut self, peer: Rank, at: usize, env: &mut impl Env) {
         let stream = self.rail(at);
         loop {
             let out = &mut self.peers[peer].outgoing[at];
@@ -133,8 +133,8 @@ impl Engine {
             }
             if rail == OUT_OF_BAND {
                 self.post_aside(peer, stream, seq, bytes);
-            } else if !hands.post(Slot { peer, stream, seq }, rail, bytes) {
-                return self.fail_path(peer, rail, hands);
+            } else if !env.post(Slot { peer, stream, seq }, rail, bytes) {
+                return self.fail_path(peer, rail, env);
             }
             self.peers[peer].outgoing[at].tx.was_posted();
             if rail != MEMORY {
@@ -153,7 +153,7 @@ impl Engine {
 
     /// Tells the peer what was used of a stream, if it should know, over the path that carries the
     /// stream or any other.
-    fn pump_credit(&mut self, peer: Rank, at: usize, hands: &mut impl Hands) {
+    fn pump_credit(&mut self, peer: Rank, at: usize, env: &mut impl Env) {
         let Some(count) = self.peers[peer].incoming[at].credit_due() else { return };
         let rails = usize::from(self.config.rails);
         let detours = rails + 1..rails + 1 + DETOURS;
@@ -167,11 +167,11 @@ impl Engine {
         let notice = Notice::credit(stream, count).encode();
         if rail == OUT_OF_BAND {
             let life = self.peers[peer].paths[by].life;
-            hands.tell(peer, &Message::Notice { life, notice });
+            env.tell(peer, &Message::Notice { life, notice });
             return self.peers[peer].incoming[at].was_credited(count);
         }
-        if !hands.notify(peer, rail, notice) {
-            return self.fail_path(peer, rail, hands);
+        if !env.notify(peer, rail, notice) {
+            return self.fail_path(peer, rail, env);
         }
         if rail != MEMORY {
             self.was_posted(peer, by, 0);

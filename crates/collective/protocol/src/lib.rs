@@ -2,7 +2,7 @@
 //! others, and goes on when NICs fail.
 //!
 //! Sans-I/O: an [`Engine`] is given completions, notices, messages and the time, and asks its
-//! [`Hands`] to move bytes. The same engine runs over queue pairs (crate `collective`) and in the
+//! [`Env`] to move bytes. The same engine runs over queue pairs (crate `collective`) and in the
 //! simulator of its tests. It stands on *plain* verbs: WRITE with immediate, queue pairs that flush
 //! when they fail; failover beneath it is not needed (and does no harm).
 //!
@@ -83,9 +83,9 @@ mod arriving;
 mod detours;
 mod dispute;
 pub mod engine;
+mod env;
 mod failure;
 pub mod frame;
-mod hands;
 mod leaving;
 pub mod locate;
 mod measure;
@@ -103,8 +103,8 @@ mod trace;
 pub mod views;
 
 pub use engine::{Config, Engine};
+pub use env::{Bytes, Env, Note, ProbeId, Slot};
 pub use failure::Failure;
-pub use hands::{Bytes, Hands, Note, ProbeId, Slot};
 #[doc(hidden)]
 pub use mutants::Mutant;
 

@@ -9,7 +9,7 @@
 //! | time, and something was taken down | | a picture; `Propose` if it is news |
 
 use crate::engine::{Config, Engine};
-use crate::hands::Hands;
+use crate::env::Env;
 use crate::message::Message;
 use crate::meter::Meter;
 use crate::paths::State;
@@ -89,15 +89,15 @@ impl Engine {
     }
 
     /// A rank has measured something.
-    pub(crate) fn on_measured(&mut self, report: &Report, hands: &mut impl Hands) {
+    pub(crate) fn on_measured(&mut self, report: &Report, env: &mut impl Env) {
         match Engine::father(self.config.me) {
-            Some(father) => hands.tell(father, &Message::Measured(report.clone())),
+            Some(father) => env.tell(father, &Message::Measured(report.clone())),
             None => self.rates.take_down(report.clone()),
         }
     }
 
     /// Reports what has changed.
-    pub(crate) fn tend_rates(&mut self, hands: &mut impl Hands) {
+    pub(crate) fn tend_rates(&mut self, env: &mut impl Env) {
         let early = self.now_us < self.rates.said_us + REPORTS_US;
         if !self.config.measure || early || self.has_anyone_left() {
             return;
@@ -107,7 +107,7 @@ impl Engine {
         let report = self.report();
         if report.is_news(&self.rates.said) {
             self.rates.said = report.clone();
-            self.on_measured(&report, hands);
+            self.on_measured(&report, env);
         }
     }
 

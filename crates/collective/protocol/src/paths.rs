@@ -4,8 +4,8 @@
 use std::collections::VecDeque;
 
 use crate::engine::Engine;
+use crate::env::{Env, Note};
 use crate::frame::{CROSS, MEMORY, OUT_OF_BAND};
-use crate::hands::{Hands, Note};
 use crate::message::Message;
 use crate::meter::{Meter, OnWay};
 use crate::mutants::left_out;
@@ -169,39 +169,39 @@ impl Engine {
     }
 
     /// Sees to it that there are paths to a peer.
-    pub(crate) fn want_paths(&mut self, peer: Rank, hands: &mut impl Hands) {
+    pub(crate) fn want_paths(&mut self, peer: Rank, env: &mut impl Env) {
         if std::mem::replace(&mut self.peers[peer].wanted, true) {
             return;
         }
         if self.config.me > peer {
-            return hands.tell(peer, &Message::Want);
+            return env.tell(peer, &Message::Want);
         }
         for rail in self.rails_to(peer) {
-            self.offer(peer, rail, hands);
+            self.offer(peer, rail, env);
         }
     }
 
     /// Makes this end of a path and asks the peer for the other.
-    pub(crate) fn offer(&mut self, peer: Rank, rail: u8, hands: &mut impl Hands) {
+    pub(crate) fn offer(&mut self, peer: Rank, rail: u8, env: &mut impl Env) {
         let at = self.index(rail);
         let life = self.peers[peer].paths[at].life + 1;
         let nics = match rail {
-            CROSS => self.cross_nics(peer, life, hands),
+            CROSS => self.cross_nics(peer, life, env),
             _ => [self.peers[peer].paths[at].nic; 2],
         };
         let path = &mut self.peers[peer].paths[at];
         (path.life, path.nic) = (life, nics[0]);
-        match hands.open(peer, rail, nics[0]) {
+        match env.open(peer, rail, nics[0]) {
             Some(address) => {
                 path.state = State::Offered;
-                hands.tell(peer, &Message::Offer { rail, life, nics, address });
+                env.tell(peer, &Message::Offer { rail, life, nics, address });
             }
             None => {
                 // The other end need not wait for it.
                 self.set_down(peer, rail, true);
-                self.say_closed(peer, rail, hands);
+                self.say_closed(peer, rail, env);
                 if rail < self.config.rails {
-                    self.trace(peer, rail, hands);
+                    self.trace(peer, rail, env);
                 }
             }
         }
@@ -214,7 +214,7 @@ impl Engine {
         (rail, life): (u8, u32),
         nics: [u8; 2],
         address: &[u8],
-        hands: &mut impl Hands,
+        env: &mut impl Env,
     ) {
         let at = self.index(rail);
         let path = &self.peers[peer].paths[at];
@@ -223,26 +223,25 @@ impl Engine {
         }
         if !matches!(path.state, State::Idle | State::Down { .. }) {
             // A new life while this end believes in the old one: its end was said before, in order.
-            return self.broke(peer, 1, hands);
+            return self.broke(peer, 1, env);
         }
         let nic = nics[1];
         if nic >= self.config.rails.max(1) || (rail < self.config.rails && nic != rail) {
-            return self.broke(peer, 15, hands);
+            return self.broke(peer, 15, env);
         }
         self.peers[peer].wanted = true;
         (self.peers[peer].paths[at].life, self.peers[peer].paths[at].nic) = (life, nic);
-        let mine = hands.open(peer, rail, nic);
-        let connected =
-            mine.is_some() && (rail == OUT_OF_BAND || hands.connect(peer, rail, address));
+        let mine = env.open(peer, rail, nic);
+        let connected = mine.is_some() && (rail == OUT_OF_BAND || env.connect(peer, rail, address));
         match mine.filter(|_| connected) {
             Some(address) => {
                 self.peers[peer].paths[at].state = State::Accepted;
-                hands.tell(peer, &Message::Accept { rail, life, address });
+                env.tell(peer, &Message::Accept { rail, life, address });
             }
             None => {
-                hands.close(peer, rail);
+                env.close(peer, rail);
                 self.set_down(peer, rail, true);
-                self.say_closed(peer, rail, hands);
+                self.say_closed(peer, rail, env);
             }
         }
     }
@@ -253,7 +252,7 @@ impl Engine {
         rail: u8,
         life: u32,
         address: &[u8],
-        hands: &mut impl Hands,
+        env: &mut impl Env,
     ) {
         let at = self.index(rail);
         let path = &mut self.peers[peer].paths[at];
@@ -263,38 +262,38 @@ impl Engine {
         path.state = State::Testing;
         if rail == OUT_OF_BAND {
             // The answer has come by the same way.
-            return self.on_tested(peer, rail, hands);
+            return self.on_tested(peer, rail, env);
         }
-        if !hands.connect(peer, rail, address) || !hands.test(peer, rail) {
-            self.fail_path(peer, rail, hands);
+        if !env.connect(peer, rail, address) || !env.test(peer, rail) {
+            self.fail_path(peer, rail, env);
         }
     }
 
     /// The test of a path came back.
-    pub fn on_tested(&mut self, peer: Rank, rail: u8, hands: &mut impl Hands) {
+    pub fn on_tested(&mut self, peer: Rank, rail: u8, env: &mut impl Env) {
         let at = self.index(rail);
         let path = &self.peers[peer].paths[at];
         if path.state == State::Testing {
-            hands.tell(peer, &Message::Carries { rail, life: path.life });
-            self.set_up(peer, rail, hands);
+            env.tell(peer, &Message::Carries { rail, life: path.life });
+            self.set_up(peer, rail, env);
         }
     }
 
-    pub(crate) fn on_carries(&mut self, peer: Rank, rail: u8, life: u32, hands: &mut impl Hands) {
+    pub(crate) fn on_carries(&mut self, peer: Rank, rail: u8, life: u32, env: &mut impl Env) {
         let path = &self.peers[peer].paths[self.index(rail)];
         if (path.state, path.life) == (State::Accepted, life) {
-            self.set_up(peer, rail, hands);
+            self.set_up(peer, rail, env);
         }
     }
 
-    fn set_up(&mut self, peer: Rank, rail: u8, hands: &mut impl Hands) {
+    fn set_up(&mut self, peer: Rank, rail: u8, env: &mut impl Env) {
         let (at, now_us) = (self.index(rail), self.now_us);
         let path = &mut self.peers[peer].paths[at];
         path.state = State::Up;
         path.up_since_us = now_us;
-        hands.note(&Note::Up { peer, rail, life: path.life });
-        self.place_streams(peer, hands);
-        self.say_healed(peer, rail, hands);
+        env.note(&Note::Up { peer, rail, life: path.life });
+        self.place_streams(peer, env);
+        self.say_healed(peer, rail, env);
     }
 
     fn set_down(&mut self, peer: Rank, rail: u8, heard: bool) {
@@ -314,41 +313,41 @@ impl Engine {
         }
     }
 
-    fn say_closed(&mut self, peer: Rank, rail: u8, hands: &mut impl Hands) {
+    fn say_closed(&mut self, peer: Rank, rail: u8, env: &mut impl Env) {
         let counts = self.peers[peer].incoming.iter().map(Rx::counts).collect();
         let life = self.peers[peer].paths[self.index(rail)].life;
-        hands.tell(peer, &Message::Closed { rail, life, counts });
+        env.tell(peer, &Message::Closed { rail, life, counts });
     }
 
     /// A NIC of this rank's host is dead, or its port has no link: all paths over it have failed.
-    pub fn fail_rail(&mut self, rail: u8, hands: &mut impl Hands) {
+    pub fn fail_rail(&mut self, rail: u8, env: &mut impl Env) {
         for peer in 0..self.peers.len() {
-            self.fail_path(peer, rail, hands);
+            self.fail_path(peer, rail, env);
             if self.peers[peer].paths[self.index(CROSS)].nic == rail {
-                self.fail_path(peer, CROSS, hands);
+                self.fail_path(peer, CROSS, env);
             }
         }
     }
 
     /// This end of a path has failed.
-    pub fn fail_path(&mut self, peer: Rank, rail: u8, hands: &mut impl Hands) {
-        self.end_path(peer, rail, false, hands);
+    pub fn fail_path(&mut self, peer: Rank, rail: u8, env: &mut impl Env) {
+        self.end_path(peer, rail, false, env);
     }
 
-    fn end_path(&mut self, peer: Rank, rail: u8, told: bool, hands: &mut impl Hands) {
+    fn end_path(&mut self, peer: Rank, rail: u8, told: bool, env: &mut impl Env) {
         let at = self.index(rail);
         if matches!(self.peers[peer].paths[at].state, State::Idle | State::Down { .. }) {
             return;
         }
         let path = &self.peers[peer].paths[at];
         let news = path.state == State::Up || path.life == 1;
-        hands.close(peer, rail);
+        env.close(peer, rail);
         self.set_down(peer, rail, told);
-        self.say_closed(peer, rail, hands);
+        self.say_closed(peer, rail, env);
         if news && rail < self.config.rails {
-            self.trace(peer, rail, hands);
+            self.trace(peer, rail, env);
         }
-        hands.note(&Note::Down { peer, rail, life: self.peers[peer].paths[at].life, told });
+        env.note(&Note::Down { peer, rail, life: self.peers[peer].paths[at].life, told });
         for out in &mut self.peers[peer].outgoing {
             if out.tx.carrier() == Some(rail) {
                 out.tx.halt();
@@ -360,7 +359,7 @@ impl Engine {
             }
         }
         if left_out!(self.config.mutant, ImpatientSender) {
-            self.place_streams(peer, hands);
+            self.place_streams(peer, env);
         }
     }
 
@@ -371,7 +370,7 @@ impl Engine {
         rail: u8,
         life: u32,
         counts: &[(u64, u64)],
-        hands: &mut impl Hands,
+        env: &mut impl Env,
     ) {
         let at = self.index(rail);
         let path = &mut self.peers[peer].paths[at];
@@ -388,7 +387,7 @@ impl Engine {
         match &mut self.peers[peer].paths[at].state {
             State::Idle => return,
             State::Down { heard } => *heard = true,
-            _ => self.end_path(peer, rail, true, hands),
+            _ => self.end_path(peer, rail, true, env),
         }
         let mut wrong = false;
         for (out, (arrived, used)) in self.peers[peer].outgoing.iter_mut().zip(counts) {
@@ -400,13 +399,13 @@ impl Engine {
             }
         }
         if wrong {
-            return self.broke(peer, 2, hands);
+            return self.broke(peer, 2, env);
         }
-        self.place_streams(peer, hands);
+        self.place_streams(peer, env);
     }
 
     /// Gives streams that wait for one a path, if there is one.
-    pub(crate) fn place_streams(&mut self, peer: Rank, hands: &mut impl Hands) {
+    pub(crate) fn place_streams(&mut self, peer: Rank, env: &mut impl Env) {
         let rails = self.config.rails;
         for at in 0..=usize::from(rails) {
             let Standing::Unassigned(arrived) = self.peers[peer].outgoing[at].standing else {
@@ -416,13 +415,13 @@ impl Engine {
             let out = &mut self.peers[peer].outgoing[at];
             let before = out.tx.own_count();
             if out.tx.resume(rail, arrived).is_err() {
-                return self.broke(peer, 3, hands);
+                return self.broke(peer, 3, env);
             }
             out.standing = Standing::Carried;
             if arrived.is_some() || usize::from(rail) != at {
                 let stream = self.rail(at);
                 let again = before.saturating_sub(self.peers[peer].outgoing[at].tx.own_count());
-                hands.note(&Note::Moved { peer, stream, rail, again });
+                env.note(&Note::Moved { peer, stream, rail, again });
             }
         }
     }
@@ -452,9 +451,9 @@ impl Engine {
             .map(|(path, _)| path)
     }
 
-    /// Brings streams home whose own path is Up again, and those on detours back to a rail. One that
-    /// was on its way to a path that has failed stays where it is.
-    pub(crate) fn go_home(&mut self, peer: Rank, hands: &mut impl Hands) {
+    /// Brings streams home whose own path is Up again, and those on detours back to a rail. One
+    /// that was on its way to a path that has failed stays where it is.
+    pub(crate) fn go_home(&mut self, peer: Rank, env: &mut impl Env) {
         for at in 0..usize::from(self.config.rails) {
             let stream = self.rail(at);
             let Some(carrier) = self.peers[peer].outgoing[at].tx.carrier() else { continue };
@@ -468,20 +467,20 @@ impl Engine {
             };
             tx.leave();
             if tx.has_left() && tx.resume(rail, None).is_ok() {
-                hands.note(&Note::Moved { peer, stream, rail, again: 0 });
+                env.note(&Note::Moved { peer, stream, rail, again: 0 });
             }
         }
     }
 
     /// Tries paths again that are Down, and gives up on peers that have had none for too long while
     /// something waits.
-    pub(crate) fn tend_paths(&mut self, hands: &mut impl Hands) {
+    pub(crate) fn tend_paths(&mut self, env: &mut impl Env) {
         let now_us = self.now_us;
         for peer in 0..self.peers.len() {
             if !self.peers[peer].wanted || self.left[peer].is_some() {
                 continue;
             }
-            self.go_home(peer, hands);
+            self.go_home(peer, env);
             let waits =
                 |out: &Outgoing| out.standing != Standing::Carried && (!out.tx.is_drained());
             let parted = self.peers[peer].outgoing.iter().any(waits);
@@ -490,8 +489,7 @@ impl Engine {
                 (true, None) => self.peers[peer].parted_us = Some(now_us),
                 (true, Some(since)) if now_us > since + self.config.timeout_us => {
                     let seconds = (self.config.timeout_us / 1_000_000) as u32;
-                    return self
-                        .fail(Failure::Parted { a: self.config.me, b: peer, seconds }, hands);
+                    return self.fail(Failure::Parted { a: self.config.me, b: peer, seconds }, env);
                 }
                 _ => {}
             }
@@ -499,10 +497,10 @@ impl Engine {
                 let path = &self.peers[peer].paths[self.index(rail)];
                 let begun = path.state != State::Idle;
                 if begun && path.is_due(now_us) && self.config.me < peer {
-                    self.offer(peer, rail, hands);
+                    self.offer(peer, rail, env);
                 }
             }
-            self.tend_detours(peer, hands);
+            self.tend_detours(peer, env);
         }
     }
 }

@@ -10,7 +10,7 @@
 //! meanwhile; nothing waits for a trace.
 
 use crate::engine::Engine;
-use crate::hands::{Hands, ProbeId};
+use crate::env::{Env, ProbeId};
 use crate::locate::{locate, Evidence, Fault, Outcome, Place, Verdict};
 use crate::message::{Message, News, Probe};
 use crate::paths::State;
@@ -61,7 +61,7 @@ impl Traces {
 
 impl Engine {
     /// A path that was up has failed.
-    pub(crate) fn trace(&mut self, peer: Rank, rail: u8, hands: &mut impl Hands) {
+    pub(crate) fn trace(&mut self, peer: Rank, rail: u8, env: &mut impl Env) {
         let (me, at) = (self.config.me, self.index(rail));
         let (host, its) = (self.config.hosts[me], self.config.hosts[peer]);
         let known = self.is_known(host, rail) || self.is_known(its, rail);
@@ -70,8 +70,8 @@ impl Engine {
         if me > peer || known || gone || self.traces.open[at].is_some() {
             return;
         }
-        if !hands.has_link(rail) {
-            return self.find(Fault::Nic(Place { host, rail }), hands);
+        if !env.has_link(rail) {
+            return self.find(Fault::Nic(Place { host, rail }), env);
         }
         self.traces.next += 1;
         let id = self.traces.next;
@@ -81,21 +81,21 @@ impl Engine {
         let until_us = self.now_us + TRACE_US;
         self.traces.open[at] = Some(Trace { id, peer, evidence, aux, until_us });
         let ask = |target| Message::Probe(Probe::Ask { id, target, rail });
-        hands.tell(peer, &ask(me));
+        env.tell(peer, &ask(me));
         if let Some(aux) = aux {
-            hands.tell(aux, &ask(me));
-            hands.tell(aux, &ask(peer));
+            env.tell(aux, &ask(me));
+            env.tell(aux, &ask(peer));
         }
     }
 
-    fn find(&mut self, fault: Fault, hands: &mut impl Hands) {
+    fn find(&mut self, fault: Fault, env: &mut impl Env) {
         let verdict = Verdict { by: self.config.me, fault };
-        self.spread(None, &News::Verdict(verdict), hands);
-        self.on_verdict(&verdict, hands);
+        self.spread(None, &News::Verdict(verdict), env);
+        self.on_verdict(&verdict, env);
     }
 
     /// Judges a trace.
-    fn close_trace(&mut self, at: usize, hands: &mut impl Hands) {
+    fn close_trace(&mut self, at: usize, env: &mut impl Env) {
         let Some(trace) = self.traces.open[at].take() else { return };
         let place = |rank: Rank| Place { host: self.config.hosts[rank], rail: at as u8 };
         let fault = locate(&trace.evidence, place(self.config.me), place(trace.peer), trace.peer);
@@ -105,49 +105,47 @@ impl Engine {
         {
             return;
         }
-        self.find(fault, hands);
+        self.find(fault, env);
     }
 
-    pub(crate) fn on_probe(&mut self, from: Rank, probe: &Probe, hands: &mut impl Hands) {
+    pub(crate) fn on_probe(&mut self, from: Rank, probe: &Probe, env: &mut impl Env) {
         match probe {
             Probe::Ask { id, target, rail }
                 if *target < self.peers.len() && *rail < self.config.rails =>
             {
-                self.begin_probe(from, *id, *target, *rail, hands);
+                self.begin_probe(from, *id, *target, *rail, env);
             }
-            Probe::Told { id, target, outcome } => {
-                self.on_told(from, *id, *target, *outcome, hands)
-            }
+            Probe::Told { id, target, outcome } => self.on_told(from, *id, *target, *outcome, env),
             Probe::Offer { id, rail, address } if *rail < self.config.rails => {
                 let id = ProbeId { prober: from, number: *id };
-                let mine = match self.traces.answering.len() < MAX_PROBES && hands.has_link(*rail) {
-                    true => hands.open_probe(id, *rail),
+                let mine = match self.traces.answering.len() < MAX_PROBES && env.has_link(*rail) {
+                    true => env.open_probe(id, *rail),
                     false => None,
                 };
-                let address = mine.filter(|_| hands.connect_probe(id, address)).unwrap_or_default();
+                let address = mine.filter(|_| env.connect_probe(id, address)).unwrap_or_default();
                 if address.is_empty() {
-                    hands.close_probe(id);
+                    env.close_probe(id);
                 } else {
                     self.traces.answering.push((id, self.now_us + 2 * PROBE_US));
                 }
-                hands.tell(from, &Message::Probe(Probe::Accept { id: id.number, address }));
+                env.tell(from, &Message::Probe(Probe::Accept { id: id.number, address }));
             }
             Probe::Accept { id, address } => {
                 let id = ProbeId { prober: self.config.me, number: *id };
                 if self.traces.probing.iter().any(|p| p.id == id && p.target == from) {
                     if address.is_empty() {
-                        self.end_probe(id, Outcome::ItsNic, hands);
-                    } else if !hands.connect_probe(id, address) || !hands.send_probe(id) {
-                        self.end_probe(id, Outcome::OwnNic, hands);
+                        self.end_probe(id, Outcome::ItsNic, env);
+                    } else if !env.connect_probe(id, address) || !env.send_probe(id) {
+                        self.end_probe(id, Outcome::OwnNic, env);
                     }
                 }
             }
             Probe::Over { id } => {
                 let id = ProbeId { prober: from, number: *id };
                 self.traces.answering.retain(|(other, _)| *other != id);
-                hands.close_probe(id);
+                env.close_probe(id);
             }
-            _ => self.broke(from, 12, hands),
+            _ => self.broke(from, 12, env),
         }
     }
 
@@ -158,15 +156,15 @@ impl Engine {
         trace: u32,
         target: Rank,
         rail: u8,
-        hands: &mut impl Hands,
+        env: &mut impl Env,
     ) {
         self.traces.next += 1;
         let id = ProbeId { prober: self.config.me, number: self.traces.next };
         let room = self.traces.probing.len() < MAX_PROBES;
-        let address = if room && hands.has_link(rail) { hands.open_probe(id, rail) } else { None };
+        let address = if room && env.has_link(rail) { env.open_probe(id, rail) } else { None };
         let Some(address) = address else {
             let told = Probe::Told { id: trace, target, outcome: Outcome::OwnNic };
-            return hands.tell(for_rank, &Message::Probe(told));
+            return env.tell(for_rank, &Message::Probe(told));
         };
         self.traces.probing.push(Probing {
             id,
@@ -175,34 +173,27 @@ impl Engine {
             target,
             until_us: self.now_us + PROBE_US,
         });
-        hands.tell(target, &Message::Probe(Probe::Offer { id: id.number, rail, address }));
+        env.tell(target, &Message::Probe(Probe::Offer { id: id.number, rail, address }));
     }
 
     /// What came of a probe's write.
-    pub fn on_probed(&mut self, id: ProbeId, answered: bool, hands: &mut impl Hands) {
+    pub fn on_probed(&mut self, id: ProbeId, answered: bool, env: &mut impl Env) {
         let outcome = if answered { Outcome::Answers } else { Outcome::Silent };
         if id.prober == self.config.me {
-            self.end_probe(id, outcome, hands);
+            self.end_probe(id, outcome, env);
         }
     }
 
-    fn end_probe(&mut self, id: ProbeId, outcome: Outcome, hands: &mut impl Hands) {
+    fn end_probe(&mut self, id: ProbeId, outcome: Outcome, env: &mut impl Env) {
         let Some(at) = self.traces.probing.iter().position(|p| p.id == id) else { return };
         let probing = self.traces.probing.swap_remove(at);
-        hands.close_probe(id);
-        hands.tell(probing.target, &Message::Probe(Probe::Over { id: id.number }));
+        env.close_probe(id);
+        env.tell(probing.target, &Message::Probe(Probe::Over { id: id.number }));
         let told = Probe::Told { id: probing.trace, target: probing.target, outcome };
-        hands.tell(probing.for_rank, &Message::Probe(told));
+        env.tell(probing.for_rank, &Message::Probe(told));
     }
 
-    fn on_told(
-        &mut self,
-        from: Rank,
-        id: u32,
-        target: Rank,
-        outcome: Outcome,
-        hands: &mut impl Hands,
-    ) {
+    fn on_told(&mut self, from: Rank, id: u32, target: Rank, outcome: Outcome, env: &mut impl Env) {
         let of = |trace: &Option<Trace>| trace.is_some_and(|t| t.id == id);
         let Some(at) = self.traces.open.iter().position(of) else { return };
         let me = self.config.me;
@@ -227,25 +218,25 @@ impl Engine {
         let aux_done = trace.aux.is_none() || ![e.aux_near, e.aux_far].contains(&Outcome::Unknown);
         let clear = [e.near, e.far].contains(&Outcome::OwnNic) || e.direct == Outcome::Answers;
         if clear || (e.direct != Outcome::Unknown && aux_done) {
-            self.close_trace(at, hands);
+            self.close_trace(at, env);
         }
     }
 
     /// Ends what has lasted too long.
-    pub(crate) fn tend_traces(&mut self, hands: &mut impl Hands) {
+    pub(crate) fn tend_traces(&mut self, env: &mut impl Env) {
         let now_us = self.now_us;
         for at in 0..self.traces.open.len() {
             if self.traces.open[at].is_some_and(|t| t.until_us <= now_us) {
-                self.close_trace(at, hands);
+                self.close_trace(at, env);
             }
         }
         while let Some(probing) = self.traces.probing.iter().find(|p| p.until_us <= now_us).copied()
         {
-            self.end_probe(probing.id, Outcome::Silent, hands);
+            self.end_probe(probing.id, Outcome::Silent, env);
         }
         while let Some(at) = self.traces.answering.iter().position(|(_, until)| *until <= now_us) {
             let (id, _) = self.traces.answering.swap_remove(at);
-            hands.close_probe(id);
+            env.close_probe(id);
         }
     }
 }

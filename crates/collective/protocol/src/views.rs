@@ -28,7 +28,7 @@ use unbroken_schedule::planner::{self, Planned};
 use unbroken_schedule::{Collective, Fabric, Folding, Form, Topology};
 
 use crate::engine::Engine;
-use crate::hands::{Hands, Note};
+use crate::env::{Env, Note};
 use crate::locate::{Place, Verdict};
 use crate::message::News;
 use crate::mutants::left_out;
@@ -131,18 +131,18 @@ impl Engine {
     }
 
     /// A path carries again: its NICs are well.
-    pub(crate) fn say_healed(&mut self, peer: Rank, rail: u8, hands: &mut impl Hands) {
+    pub(crate) fn say_healed(&mut self, peer: Rank, rail: u8, env: &mut impl Env) {
         for host in [self.config.hosts[self.config.me], self.config.hosts[peer]] {
             let place = Place { host, rail };
             if self.views.knows(place) {
-                self.spread(None, &News::Healed { place }, hands);
-                self.on_healed(place, hands);
+                self.spread(None, &News::Healed { place }, env);
+                self.on_healed(place, env);
             }
         }
     }
 
-    pub(crate) fn on_verdict(&mut self, verdict: &Verdict, hands: &mut impl Hands) {
-        hands.note(&Note::Located(*verdict));
+    pub(crate) fn on_verdict(&mut self, verdict: &Verdict, env: &mut impl Env) {
+        env.note(&Note::Located(*verdict));
         for place in verdict.fault.places(self.views.known.len() as u32) {
             if let (Some(rails), true) =
                 (self.views.known.get_mut(place.host as usize), place.rail < 64)
@@ -150,15 +150,15 @@ impl Engine {
                 *rails |= 1 << place.rail;
             }
         }
-        self.propose(hands);
+        self.propose(env);
     }
 
-    pub(crate) fn on_healed(&mut self, place: Place, hands: &mut impl Hands) {
+    pub(crate) fn on_healed(&mut self, place: Place, env: &mut impl Env) {
         if self.views.knows(place) {
             self.views.known[place.host as usize] &= !(1 << place.rail);
-            hands.note(&Note::Healed(place));
+            env.note(&Note::Healed(place));
         }
-        self.propose(hands);
+        self.propose(env);
     }
 
     pub(crate) fn has_anyone_left(&self) -> bool {
@@ -166,7 +166,7 @@ impl Engine {
     }
 
     /// Rank 0 proposes what it knows, if it is not what holds.
-    fn propose(&mut self, hands: &mut impl Hands) {
+    fn propose(&mut self, env: &mut impl Env) {
         if self.config.me != 0
             || !(self.config.balance || self.config.measure)
             || self.views.proposal.is_some()
@@ -195,11 +195,11 @@ impl Engine {
             let longer_us = (2 * lasts_us).min(LASTS_MOST_US);
             self.views.lasts_us = if again { longer_us } else { MEASURED_LASTS_US };
         }
-        self.spread(None, &News::Propose { view, picture: picture.clone() }, hands);
-        self.on_propose(view, &picture, hands);
+        self.spread(None, &News::Propose { view, picture: picture.clone() }, env);
+        self.on_propose(view, &picture, env);
     }
 
-    pub(crate) fn on_propose(&mut self, view: u32, picture: &Picture, hands: &mut impl Hands) {
+    pub(crate) fn on_propose(&mut self, view: u32, picture: &Picture, env: &mut impl Env) {
         if self.has_anyone_left() {
             return;
         }
@@ -212,13 +212,13 @@ impl Engine {
             since_us: self.now_us,
         });
         if rank == 0 {
-            self.on_holds(0, view, begun, hands);
+            self.on_holds(0, view, begun, env);
         } else {
-            self.spread(None, &News::Holds { rank, view, begun }, hands);
+            self.spread(None, &News::Holds { rank, view, begun }, env);
         }
     }
 
-    pub(crate) fn on_holds(&mut self, rank: Rank, view: u32, begun: u64, hands: &mut impl Hands) {
+    pub(crate) fn on_holds(&mut self, rank: Rank, view: u32, begun: u64, env: &mut impl Env) {
         let Some(proposal) =
             self.views.proposal.as_mut().filter(|p| self.config.me == 0 && p.view == view)
         else {
@@ -231,13 +231,13 @@ impl Engine {
             return;
         }
         let from = proposal.begun.iter().flatten().max().copied().unwrap_or(0);
-        self.spread(None, &News::Agreed { view, from }, hands);
-        self.on_agreed(view, from, hands);
+        self.spread(None, &News::Agreed { view, from }, env);
+        self.on_agreed(view, from, env);
     }
 
-    pub(crate) fn on_agreed(&mut self, view: u32, from: u64, hands: &mut impl Hands) {
+    pub(crate) fn on_agreed(&mut self, view: u32, from: u64, env: &mut impl Env) {
         let Some(proposal) = self.views.proposal.take_if(|p| p.view == view) else { return };
-        hands.note(&Note::Replanned { from, picture: proposal.picture.clone() });
+        env.note(&Note::Replanned { from, picture: proposal.picture.clone() });
         let agreed = &mut self.views.agreed;
         // One that would have held from there on holds for nothing.
         agreed.retain(|(_, other, _)| *other < from);
@@ -251,8 +251,8 @@ impl Engine {
     }
 
     /// What was too early is proposed; nobody is waited for without end.
-    pub(crate) fn tend_views(&mut self, hands: &mut impl Hands) {
-        self.propose(hands);
+    pub(crate) fn tend_views(&mut self, env: &mut impl Env) {
+        self.propose(env);
         let Some(proposal) = &self.views.proposal else { return };
         let since_us = proposal.since_us;
         if self.now_us > since_us + self.config.timeout_us {
@@ -260,7 +260,7 @@ impl Engine {
             let seconds = (self.config.timeout_us / 1_000_000) as u32;
             let (by, number) = (self.config.me, self.begun);
             let from = if by == 0 { missing } else { 0 };
-            self.fail(Failure::Stalled { by, number, from, missing: Vec::new(), seconds }, hands);
+            self.fail(Failure::Stalled { by, number, from, missing: Vec::new(), seconds }, env);
         }
     }
 }

@@ -1,5 +1,6 @@
-//! Hosts that lose different rails: as long as each has a NIC that is up, operations go on, those in
-//! flight and later ones, over NICs of different rails where switches join them, else out of band.
+//! Hosts that lose different rails: as long as each has a NIC that is up, operations go on, those
+//! in flight and later ones, over NICs of different rails where switches join them, else out of
+//! band.
 #[allow(dead_code)]
 mod world;
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use unbroken_collective_protocol::agree::Description;
 use unbroken_collective_protocol::frame::{Header, HEADER_BYTES};
 use unbroken_collective_protocol::message::Message;
-use unbroken_collective_protocol::{Bytes, Config, Engine, Hands, Note, ProbeId, Rank, Slot};
+use unbroken_collective_protocol::{Bytes, Config, Engine, Env, Note, ProbeId, Rank, Slot};
 use unbroken_schedule::{
     Choice, Collective, DataType, Fabric, Grouping, Host, Nic, Operation, Plan, Shape,
 };
@@ -14,13 +14,13 @@ use unbroken_schedule::{Slice, Topology, Work};
 
 const WINDOW: u32 = 8;
 
-/// Hands that take everything, and complete nothing; how many frames were posted to each rank.
+/// Env that take everything, and complete nothing; how many frames were posted to each rank.
 #[derive(Default)]
 struct Slow {
     posted: [u32; 3],
 }
 
-impl Hands for Slow {
+impl Env for Slow {
     fn stage(&mut self, _: Slot, _: &Header, _: Option<(Slice, u64, u32)>) {}
 
     fn header(&mut self, _: Slot) -> [u8; HEADER_BYTES] {
@@ -105,18 +105,18 @@ fn on_way(hosts: usize) -> [u32; 3] {
         measure: false,
         mutant: None,
     });
-    let mut hands = Slow::default();
-    engine.start(0, Description::of(&collective), 1, Arc::new(program), &mut hands);
+    let mut env = Slow::default();
+    engine.start(0, Description::of(&collective), 1, Arc::new(program), &mut env);
     for peer in 1..hosts {
         engine.on_message(
             peer,
             &Message::Accept { rail: 0, life: 1, address: Vec::new() },
-            &mut hands,
+            &mut env,
         );
-        engine.on_tested(peer, 0, &mut hands);
+        engine.on_tested(peer, 0, &mut env);
     }
-    engine.pump(&mut hands);
-    hands.posted
+    engine.pump(&mut env);
+    env.posted
 }
 
 #[test]

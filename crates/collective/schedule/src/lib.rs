@@ -11,16 +11,15 @@
 //! - [`binding`]: which NICs carry a channel, dead and slow ones left out.
 //! - [`reshape`]: AllReduce among hosts that carry unequally much, and the bound; [`paper`],
 //!   [`rerank`]: R²CCL's way.
-//! - [`planner`]: which plan is the fastest, by formulas; [`Form`]: plans by name; [`cost`]: how long a schedule takes,
-//!   message by message.
+//! - [`planner`]: which plan is the fastest, by formulas; [`Form`]: plans by name; [`cost`]: how
+//!   long a schedule takes, message by message.
 //! - [`Flow`]: what a plan sends over which NICs in all, for models that follow volumes.
 //! - [`verify`]: what must hold for every schedule, and an executor that runs ready steps in random
 //!   order.
 //!
 //! Files use those that stand before them: `topology`, `operation` and `schedule`; `binding`;
-//! `choice`; `relay`; `plan`; `planning` (makes plans), `flows` and `bundles` (volumes of plans) and
-//! `generate` (programs of plans);
-//! `planner`.
+//! `choice`; `relay`; `plan`; `planning` (makes plans), `flows` and `bundles` (volumes of plans)
+//! and `generate` (programs of plans); `planner`.
 //!
 //! The crate does no I/O, reads no clock and starts no thread.
 #![forbid(unsafe_code)]

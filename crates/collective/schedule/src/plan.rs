@@ -149,8 +149,8 @@ impl Plan {
     }
 
     /// Which of several routes a shard's message takes first, where each takes one: another for
-    /// each shard and for each pair. Else all that go to one owner at a time, or come from it, would
-    /// meet on one NIC.
+    /// each shard and for each pair. Else all that go to one owner at a time, or come from it,
+    /// would meet on one NIC.
     pub(crate) fn turn(&self, row: usize, from: usize, to: usize) -> u64 {
         (row + self.node_of[from] + self.node_of[to]) as u64
     }

@@ -73,8 +73,8 @@ pub fn plan(
 }
 
 /// Chooses how to do an operation in a form that is asked for. An error says why there is no such
-/// plan: the operation does not have that form, it may not be reduced so, or the NICs that are up do
-/// not join hosts that would exchange something.
+/// plan: the operation does not have that form, it may not be reduced so, or the NICs that are up
+/// do not join hosts that would exchange something.
 pub fn plan_form(
     topology: &Topology,
     collective: &Collective,
@@ -292,7 +292,8 @@ impl<'t> Estimator<'t> {
     /// Where messages are divided among NICs, chunks stay long enough for that: shorter ones would
     /// take turns, and NICs wait. Of hosts that have more peers than NICs, as many messages take
     /// turns at a time as keep all NICs busy (`tests/time.rs`). Shards that are too short for some
-    /// chunks that are divided are cut all the same: one chunk after the other costs more than turns.
+    /// chunks that are divided are cut all the same: one chunk after the other costs more than
+    /// turns.
     fn least_chunk_bytes(&self, choice: &Choice) -> u64 {
         let divided = PIECE_BYTES * self.widest() as u64;
         let many = self.topology.hosts().len() as f64 > self.widest();

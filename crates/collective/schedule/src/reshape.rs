@@ -10,8 +10,9 @@
 //! and it is attained by any mixture of trees in which host *h* has *c_h T* / D* neighbours on
 //! average (R²CCL §5.2 has another way, [`crate::paper`]):
 //!
-//! - of *stars*, for three hosts and more: the host in the middle has n − 1 neighbours, the others 1. Host *h* is in the middle for
-//!   the share w_h = (c_h T* / D − 1) / (n − 2) of the vector: it owns it ([`stars`]);
+//! - of *stars*, for three hosts and more: the host in the middle has n − 1 neighbours, the others
+//!   1. Host *h* is in the middle for the share w_h = (c_h T* / D − 1) / (n − 2) of the vector: it
+//!   owns it ([`stars`]);
 //! - of *rings with leaves*: for a part of the vector all hosts are in a ring; for the rest the
 //!   slowest host hangs on the ring of the others as a leaf, with 1 neighbour instead of about 2;
 //!   for a part of that the two slowest; and so on ([`rings`]). A host has few connections, and a
@@ -26,10 +27,10 @@
 //!
 //! Two hosts send everything to each other whatever they own: T* is 1 / min c_h.
 //!
-//! With one slow host among *n*, which keeps the fraction *c* of its rate, T* is 1 / c where c is at
-//! most about a half, and 2(n − 1) / (n − 1 + c) above. So it is at most n / (n − 1) times that of
-//! healthy hosts as long as c is at least a half: an overhead of O(1/n), as OptCC's lower bound for
-//! one straggler has it (arXiv 2606.01680, for *n* GPUs). Below a half no schedule can hide it.
+//! With one slow host among *n*, which keeps the fraction *c* of its rate, T* is 1 / c where c is
+//! at most about a half, and 2(n − 1) / (n − 1 + c) above. So it is at most n / (n − 1) times that
+//! of healthy hosts as long as c is at least a half: an overhead of O(1/n), as OptCC's lower bound
+//! for one straggler has it (arXiv 2606.01680, for *n* GPUs). Below a half no schedule can hide it.
 
 /// T*, in µs, for a vector of so many bytes. Infinite if a host carries nothing.
 pub fn all_reduce_bound_us(bytes: u64, hosts_mbps: &[u64]) -> f64 {

@@ -129,8 +129,8 @@ fn what_is_chosen_for_much_data_is_near_the_bound() {
     }
 }
 
-/// The same with fast NICs, for which 64 MiB take half a millisecond. Latency alone costs 2 % of that,
-/// and the more hosts, the more messages. Estimates are near what is taken.
+/// The same with fast NICs, for which 64 MiB take half a millisecond. Latency alone costs 2 % of
+/// that, and the more hosts, the more messages. Estimates are near what is taken.
 #[test]
 fn what_is_chosen_after_a_loss_is_near_the_bound() {
     let bytes = 64 << 20;
@@ -270,9 +270,9 @@ fn a_thousand_ranks_are_planned_with_little_work() {
     }
 }
 
-/// What is chosen after a failure, message by message, takes at most 15 % longer than what was chosen
-/// before takes over the NICs that are left, also where shards are too short to be divided among
-/// them. (`crates/collective/simulate/tests/large.rs` has more bytes, by volumes.)
+/// What is chosen after a failure, message by message, takes at most 15 % longer than what was
+/// chosen before takes over the NICs that are left, also where shards are too short to be divided
+/// among them. (`crates/collective/simulate/tests/large.rs` has more bytes, by volumes.)
 #[test]
 fn what_is_chosen_for_short_shards_is_no_worse_than_what_was_there() {
     let costs = Costs::default();

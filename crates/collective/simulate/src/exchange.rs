@@ -20,15 +20,15 @@
 //!   parameters forwards, another backwards, and a ReduceScatter of gradients: half as much again.
 //! - **Experts** (D. Lepikhin et al., *GShard*, ICLR '21, §3.2; S. Rajbhandari et al.,
 //!   *DeepSpeed-MoE*, ICML '22): in each layer with experts an AllToAll of b s/c k h elements, what
-//!   each rank sends, to the experts and another back; the same backwards. Tokens are spread evenly,
-//!   and none is dropped. Gradients of experts are reduced among the c d / e ranks that have the
-//!   same ones.
+//!   each rank sends, to the experts and another back; the same backwards. Tokens are spread
+//!   evenly, and none is dropped. Gradients of experts are reduced among the c d / e ranks that
+//!   have the same ones.
 //! - **Context**: K and V of a sequence have 2 b s g elements. As a *ring* (H. Liu et al., *Ring
 //!   Attention with Blockwise Transformers*, ICLR '24, §3; Megatron-LM's `p2p`) each rank sends its
-//!   part, 2 b s/c g, to its neighbour c − 1 times forwards and again backwards, where the gradients
-//!   of K and V go round with it, c times, home at last. *At once* (A. Grattafiori et al., *The
-//!   Llama 3 Herd of Models*, 2024, §3.3.2): an AllGather of K and V forwards, another backwards,
-//!   and a ReduceScatter of their gradients.
+//!   part, 2 b s/c g, to its neighbour c − 1 times forwards and again backwards, where the
+//!   gradients of K and V go round with it, c times, home at last. *At once* (A. Grattafiori et
+//!   al., *The Llama 3 Herd of Models*, 2024, §3.3.2): an AllGather of K and V forwards, another
+//!   backwards, and a ReduceScatter of their gradients.
 //!
 //! What is computed again in the backward pass is exchanged again.
 

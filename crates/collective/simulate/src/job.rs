@@ -2,17 +2,17 @@
 //! the head of [`crate::exchange`], its model at that of [`crate::model`].
 //!
 //! From D. Narayanan et al., *Efficient Large-Scale Language Model Training on GPU Clusters Using
-//! Megatron-LM*, SC '21, for a global batch *B*, micro-batches of *b*, and tensor, pipeline and data
-//! parallelism *t*, *p* and *d*: the pipeline's bubble (§2.2) is (p − 1) / m of the ideal time for
-//! m = B / (b d) micro-batches. With interleaved 1F1B each device has v chunks of layers (virtual
-//! stages): the bubble is 1/v of that, and m must be a multiple of p.
+//! Megatron-LM*, SC '21, for a global batch *B*, micro-batches of *b*, and tensor, pipeline and
+//! data parallelism *t*, *p* and *d*: the pipeline's bubble (§2.2) is (p − 1) / m of the ideal time
+//! for m = B / (b d) micro-batches. With interleaved 1F1B each device has v chunks of layers
+//! (virtual stages): the bubble is 1/v of that, and m must be a multiple of p.
 //!
 //! Ranks are placed as Megatron-LM does (order `tp-cp-ep-dp-pp`): those of a tensor-parallel group
-//! beside each other on a host; then those of a context-parallel group; then replicas; each pipeline
-//! stage has a run of hosts. Expert-parallel groups are runs of ranks of the same kind (D. Liu et
-//! al., *MoE Parallel Folding*, 2025): experts are divided among ranks of context and data
-//! parallelism. Nothing overlaps but the flows of an operation: how much a step communicates is then
-//! a question of how fast it computes, for which there is one number ([`Job::efficiency`]).
+//! beside each other on a host; then those of a context-parallel group; then replicas; each
+//! pipeline stage has a run of hosts. Expert-parallel groups are runs of ranks of the same kind (D.
+//! Liu et al., *MoE Parallel Folding*, 2025): experts are divided among ranks of context and data
+//! parallelism. Nothing overlaps but the flows of an operation: how much a step communicates is
+//! then a question of how fast it computes, for which there is one number ([`Job::efficiency`]).
 //! [`crate::step::Simulation::with_share`] sets it so that communication between hosts has a given
 //! share of a step.
 

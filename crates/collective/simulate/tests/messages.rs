@@ -126,8 +126,8 @@ fn forms(shape: Shape, owners: Owners, repair: Repair) -> [f64; 3] {
 }
 
 /// The forms of the strategies that are compared, which a planner need not choose. Parts of the
-/// paper's rings, and of rings with leaves, are unequal, and do not follow each other evenly; nor do
-/// few chunks of stars, which are unequal.
+/// paper's rings, and of rings with leaves, are unequal, and do not follow each other evenly; nor
+/// do few chunks of stars, which are unequal.
 #[test]
 fn volumes_take_the_time_of_messages_on_given_forms() {
     for (shape, owners, most) in [

@@ -90,9 +90,9 @@ fn without_a_failure_strategies_are_the_same() {
     }
 }
 
-/// Batches that fall together by chance may be a little better than others: 2 %. Where more requests
-/// come than are answered, those that wait for a restart are answered when no more come, and then
-/// have each token sooner; but none of them ends sooner.
+/// Batches that fall together by chance may be a little better than others: 2 %. Where more
+/// requests come than are answered, those that wait for a restart are answered when no more come,
+/// and then have each token sooner; but none of them ends sooner.
 #[test]
 fn a_failure_is_never_better_than_none() {
     for (service, rate) in settings() {
@@ -120,8 +120,8 @@ fn a_failure_is_never_better_than_none() {
     }
 }
 
-/// The same seed is the same pattern, only closer together. At random few requests meet a restart, so
-/// that is looked at with equal distances.
+/// The same seed is the same pattern, only closer together. At random few requests meet a restart,
+/// so that is looked at with equal distances.
 #[test]
 fn requests_wait_longer_where_more_come() {
     let cases = [
@@ -197,8 +197,8 @@ fn a_failure_costs_its_time() {
     assert_eq!((lost.finished, lost.lost), (0, 3));
 }
 
-/// A KV cache is on its way when the NIC is lost, over NICs that are slow, to an instance that has room
-/// for one.
+/// A KV cache is on its way when the NIC is lost, over NICs that are slow, to an instance that has
+/// room for one.
 #[test]
 fn a_cache_on_its_way_is_held_or_sent_again() {
     let mut new = Serving::new(Llm::named("llama-3.1-405b").unwrap(), true);

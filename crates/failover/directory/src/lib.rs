@@ -10,8 +10,8 @@
 //!
 //! Shift asks by the trait [`Directory`], and [`open`] gives the one that the [`Settings`] name:
 //! - [`Lmdb`], embedded, in the runtime folder: for the processes of one machine. No server. An
-//!   owner's life shows by the lock that it holds. `deferred` puts the entries of QPs into it from a
-//!   thread of its own.
+//!   owner's life shows by the lock that it holds. `deferred` puts the entries of QPs into it from
+//!   a thread of its own.
 //! - [`Redis`], for those of several machines. An owner's life shows by a lease. All I/O is in a
 //!   thread of its own, behind a cache.
 //!

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use heed::types::Bytes;
 use heed::{Database, Env, EnvFlags, EnvOpenOptions, RwTxn, WithoutTls};
 use unbroken_runtime::{
-    fill_random, open_own, FileLock, Mark, Marked, Presence, ProcessName, Runtime, Turn,
+    fill_random, open_own, FileLock, Mark, Marked, Presence, ProcessName, Runtime, TurnGuard,
 };
 use unbroken_types::Gid;
 
@@ -70,8 +70,8 @@ pub struct Lmdb {
 /// So long the threads of a host that is gone may take to close the directory.
 const CLOSES: Duration = Duration::from_secs(1);
 
-/// Marks the directory as open in this process. One that a host of this process had is closed by the
-/// last of that host's threads, a moment after the program has let go of the host.
+/// Marks the directory as open in this process. One that a host of this process had is closed by
+/// the last of that host's threads, a moment after the program has let go of the host.
 fn mark(presence: &Presence) -> io::Result<Option<Marked>> {
     let ends = Instant::now() + CLOSES;
     loop {
@@ -231,7 +231,7 @@ impl Lmdb {
     }
 
     /// The environment, and the turn for a transaction in it, if it may be touched.
-    fn env(&self) -> Result<(&Env<WithoutTls>, Turn<'_>)> {
+    fn env(&self) -> Result<(&Env<WithoutTls>, TurnGuard<'_>)> {
         if self.is_forked() {
             return Err(DirectoryError::Forked);
         }
@@ -239,7 +239,10 @@ impl Lmdb {
         self.with_turn(turn)
     }
 
-    fn with_turn<'a>(&'a self, turn: Turn<'a>) -> Result<(&'a Env<WithoutTls>, Turn<'a>)> {
+    fn with_turn<'a>(
+        &'a self,
+        turn: TurnGuard<'a>,
+    ) -> Result<(&'a Env<WithoutTls>, TurnGuard<'a>)> {
         let bytes =
             self.data.metadata().map_err(DirectoryError::io(&self.path, "look at its file"))?.len();
         let seen_bytes = self.seen_bytes.fetch_max(bytes, Ordering::Relaxed);

@@ -23,7 +23,7 @@
 //! the QP to be stopped.
 
 use crate::mutants::{left_out, Mutation};
-use crate::phase::{Hindrances, Phase};
+use crate::phase::{Blockers, Phase};
 use crate::sends::Sends;
 use crate::slot::{Queue, Slot};
 use crate::stop::State;
@@ -82,7 +82,7 @@ pub struct Journal {
     /// The first send with an error WC, or the marker's place: what is behind it is in error, too.
     pub(crate) broken_at: Option<u64>,
     phase: Phase,
-    pub(crate) hindrances: Hindrances,
+    pub(crate) blockers: Blockers,
     pub(crate) stop: State,
     /// One past the last send that makes a WC of the provider's.
     announced: u64,
@@ -112,7 +112,7 @@ impl Journal {
             spoilt_sends: sends.next(),
             spoilt_recvs: recvs.next(),
             announced: sends.next(),
-            hindrances: Hindrances::of(&config),
+            blockers: Blockers::of(&config),
             config,
             sends,
             recvs,
@@ -138,13 +138,13 @@ impl Journal {
 
     pub(crate) fn set_phase(&mut self, phase: Phase) {
         self.phase = phase;
-        self.hindrances.set(Hindrances::PHASE, phase != Phase::Live);
+        self.blockers.set(Blockers::PHASE, phase != Phase::Live);
     }
 
     /// It is being stopped, or was.
     #[inline]
     pub(crate) fn stopping(&self) -> bool {
-        self.hindrances.any(Hindrances::STOPPING)
+        self.blockers.any(Blockers::STOPPING)
     }
 
     /// The QP is in ERR for the application: by an error of its own, by its own wish, or because it
@@ -174,8 +174,8 @@ impl Journal {
 
     /// How far the QP is; its state is `now`, unless it has ended. Sends that make no WC, and have
     /// none behind them that does, are not among the outstanding ones: when they are done is not
-    /// told. Nor is it of those before the first error. Whether the peer has no receive is not told either, so a QP with a send that needs one
-    /// may always be waiting.
+    /// told. Nor is it of those before the first error. Whether the peer has no receive is not told
+    /// either, so a QP with a send that needs one may always be waiting.
     pub fn progress(&self, now: QpState) -> Progress {
         let (first, next) = (self.sends.first(), self.sends.next());
         let announced_from = self.broken_at.unwrap_or(0).clamp(first, next);
@@ -198,7 +198,7 @@ impl Journal {
     /// From now on the provider tells of every send when it is complete, so that it can be seen
     /// that nothing is outstanding. Of those before, which it has, it tells as before.
     pub fn announce(&mut self) {
-        self.hindrances.set(Hindrances::ANNOUNCES, true);
+        self.blockers.set(Blockers::ANNOUNCES, true);
         if self.given_sends < self.sends.next() {
             self.announced = self.sends.next();
         }
@@ -207,7 +207,7 @@ impl Journal {
     /// Whether it does: then sends go by [`Self::next_send`] or [`Self::provider_flags`].
     #[inline]
     pub fn announces(&self) -> bool {
-        self.hindrances.any(Hindrances::ANNOUNCES)
+        self.blockers.any(Blockers::ANNOUNCES)
     }
 
     /// The flags that a send has for the provider.
@@ -252,7 +252,7 @@ impl Journal {
     #[inline(always)]
     pub fn post_usual_send(&mut self, wr: &SendWr<'_>) -> Option<u64> {
         let index = self.sends.next();
-        let gives = self.given_sends == index && !self.hindrances.any(Hindrances::OF_SENDS);
+        let gives = self.given_sends == index && !self.blockers.any(Blockers::OF_SENDS);
         if !gives || !self.sends.push_usual(wr) {
             return None;
         }
@@ -314,7 +314,7 @@ impl Journal {
     /// Whether the provider is given sends. One in ERR is, too: it flushes them, which says that
     /// all before them are done; of sends that made no WC nothing else would say so.
     fn gives_sends(&self) -> bool {
-        !self.hindrances.any(Hindrances::NO_SENDS)
+        !self.blockers.any(Blockers::NO_SENDS)
             && match self.phase {
                 Phase::Live => !self.stopping(),
                 Phase::Ending { .. } => !self.stop.over(),
@@ -356,7 +356,7 @@ impl Journal {
         }
         let index = self.recvs.next();
         self.recvs.push(wr)?;
-        if self.given_recvs == index && !self.hindrances.any(Hindrances::OF_RECVS) {
+        if self.given_recvs == index && !self.blockers.any(Blockers::OF_RECVS) {
             self.given_recvs = index + 1;
             return Ok(Posted::Give(Slot::Entry(Queue::Recv, index).wr_id()));
         }
@@ -370,7 +370,7 @@ impl Journal {
     #[inline(always)]
     pub fn post_usual_recv(&mut self, wr: &RecvWr<'_>) -> Option<u64> {
         let index = self.recvs.next();
-        let gives = self.given_recvs == index && !self.hindrances.any(Hindrances::OF_RECVS);
+        let gives = self.given_recvs == index && !self.blockers.any(Blockers::OF_RECVS);
         if !gives || !self.recvs.push_usual(wr) {
             return None;
         }
@@ -416,8 +416,8 @@ impl Journal {
         (self.given_sends, self.spoilt_sends, self.announced) =
             (self.sends.next(), self.sends.next(), self.sends.next());
         (self.given_recvs, self.spoilt_recvs) = (self.recvs.next(), self.recvs.next());
-        (self.phase, self.stop, self.hindrances) =
-            (Phase::Live, State::default(), Hindrances::of(&self.config));
+        (self.phase, self.stop, self.blockers) =
+            (Phase::Live, State::default(), Blockers::of(&self.config));
         (self.consumers, self.completed) = (0, Messages::default());
         (self.consumed, self.advanced, self.first_moved_us) = (0, 0, None);
         (self.broken_at, self.keys_changed, self.strange) = (None, false, false);
@@ -427,12 +427,12 @@ impl Journal {
 
     /// The provider's QP takes receives from now on (INIT): give it those of [`Self::next_recv`].
     pub fn open(&mut self) {
-        self.hindrances.set(Hindrances::NO_RECVS, false);
+        self.blockers.set(Blockers::NO_RECVS, false);
     }
 
     /// The provider's QP takes sends from now on (RTS): give it those of [`Self::next_send`].
     pub fn start(&mut self) {
-        self.hindrances.set(Hindrances::NO_SENDS, false);
+        self.blockers.set(Blockers::NO_SENDS, false);
     }
 
     /// The next send that waits for the provider, under its number; what the peer has executed is
@@ -475,7 +475,7 @@ impl Journal {
     /// The next receive that waits for the provider, under its number. To be followed by
     /// [`Self::gave_recv`] if the provider took it.
     pub fn next_recv(&self) -> Option<RecvWr<'_>> {
-        let waits = !self.hindrances.any(Hindrances::OF_RECVS);
+        let waits = !self.blockers.any(Blockers::OF_RECVS);
         (waits && self.given_recvs < self.recvs.next()).then(|| RecvWr {
             wr_id: Slot::Entry(Queue::Recv, self.given_recvs).wr_id(),
             ..self.recvs.wr(self.given_recvs)

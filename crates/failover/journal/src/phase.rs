@@ -21,48 +21,44 @@ pub(crate) enum Phase {
 /// What keeps a post from going to the provider at once. Almost always nothing does: so a post asks
 /// for all of it in one look.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Hindrances(u8);
+pub(crate) struct Blockers(u8);
 
-impl Hindrances {
+impl Blockers {
     /// The phase is another than LIVE.
-    pub(crate) const PHASE: Hindrances = Hindrances(1);
+    pub(crate) const PHASE: Blockers = Blockers(1);
     /// The QP is being stopped, or was.
-    pub(crate) const STOPPING: Hindrances = Hindrances(2);
+    pub(crate) const STOPPING: Blockers = Blockers(2);
     /// The provider does not take sends yet.
-    pub(crate) const NO_SENDS: Hindrances = Hindrances(4);
+    pub(crate) const NO_SENDS: Blockers = Blockers(4);
     /// The provider does not take receives yet.
-    pub(crate) const NO_RECVS: Hindrances = Hindrances(8);
+    pub(crate) const NO_RECVS: Blockers = Blockers(8);
     /// All sends make a WC of the provider's.
-    pub(crate) const ANNOUNCES: Hindrances = Hindrances(16);
+    pub(crate) const ANNOUNCES: Blockers = Blockers(16);
     /// Receives are not the journal's.
-    const SHARED: Hindrances = Hindrances(32);
-    pub(crate) const OF_SENDS: Hindrances = Hindrances::PHASE
-        .and(Hindrances::STOPPING)
-        .and(Hindrances::NO_SENDS)
-        .and(Hindrances::ANNOUNCES);
-    pub(crate) const OF_RECVS: Hindrances = Hindrances::PHASE
-        .and(Hindrances::STOPPING)
-        .and(Hindrances::NO_RECVS)
-        .and(Hindrances::SHARED);
+    const SHARED: Blockers = Blockers(32);
+    pub(crate) const OF_SENDS: Blockers =
+        Blockers::PHASE.and(Blockers::STOPPING).and(Blockers::NO_SENDS).and(Blockers::ANNOUNCES);
+    pub(crate) const OF_RECVS: Blockers =
+        Blockers::PHASE.and(Blockers::STOPPING).and(Blockers::NO_RECVS).and(Blockers::SHARED);
 
     /// Those of a QP in RESET.
-    pub(crate) fn of(config: &Config) -> Hindrances {
-        let mut these = Hindrances::NO_SENDS.and(Hindrances::NO_RECVS);
-        these.set(Hindrances::SHARED, config.shared_receives);
+    pub(crate) fn of(config: &Config) -> Blockers {
+        let mut these = Blockers::NO_SENDS.and(Blockers::NO_RECVS);
+        these.set(Blockers::SHARED, config.shared_receives);
         these
     }
 
-    const fn and(self, others: Hindrances) -> Hindrances {
-        Hindrances(self.0 | others.0)
+    const fn and(self, others: Blockers) -> Blockers {
+        Blockers(self.0 | others.0)
     }
 
     #[inline(always)]
-    pub(crate) const fn any(self, of: Hindrances) -> bool {
+    pub(crate) const fn any(self, of: Blockers) -> bool {
         self.0 & of.0 != 0
     }
 
     #[inline]
-    pub(crate) fn set(&mut self, these: Hindrances, there: bool) {
+    pub(crate) fn set(&mut self, these: Blockers, there: bool) {
         self.0 = if there { self.0 | these.0 } else { self.0 & !these.0 };
     }
 }

@@ -22,7 +22,7 @@
 
 use crate::journal::Journal;
 use crate::mutants::left_out;
-use crate::phase::{Hindrances, Phase};
+use crate::phase::{Blockers, Phase};
 use crate::slot::Queue;
 use unbroken_types::{Backlog, Completions, Messages, WcStatus};
 
@@ -80,7 +80,7 @@ impl Journal {
             self.stop.over = true;
             return Step::Done(Backlog::default());
         }
-        self.hindrances.set(Hindrances::STOPPING, true);
+        self.blockers.set(Blockers::STOPPING, true);
         if left_out!(self.config.mutation, NoMarker) && self.stop.in_error {
             self.stop.out = [true; 2];
         }

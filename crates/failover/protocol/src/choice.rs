@@ -18,7 +18,7 @@
 //!    count the same turn. Where a path of this switch was tried in vain there are no turns, but
 //! 6. the lowest epoch: the order of the table, by which all come up.
 
-use crate::slots::{slot_of, Belief, SlotPath, SlotTable, SLOTS};
+use crate::slots::{slot_of, Liveness, SlotPath, SlotTable, SLOTS};
 
 /// What an end wishes, besides that a path lives.
 #[derive(Clone, PartialEq, Eq, Debug, Hash)]
@@ -56,7 +56,7 @@ pub struct Health<'a> {
     /// The paths.
     pub slots: &'a SlotTable,
     /// What is believed of each slot's path.
-    pub beliefs: &'a [Belief; SLOTS],
+    pub liveness_of_slots: &'a [Liveness; SLOTS],
     /// The path that the QP is on, or comes from.
     pub now: Option<SlotPath>,
     /// The QP's turn among paths that are equally good; 0: the first.
@@ -78,7 +78,7 @@ pub fn choose(
             [] => 0,
             map => map.iter().position(|&other| other == path)?,
         };
-        if health.beliefs[usize::from(slot)] != Belief::Alive {
+        if health.liveness_of_slots[usize::from(slot)] != Liveness::Alive {
             return None;
         }
         let across = path.local != path.remote && Some(path) != default;
@@ -124,7 +124,7 @@ mod tests {
 
     struct Case {
         slots: SlotTable,
-        beliefs: [Belief; SLOTS],
+        liveness_of_slots: [Liveness; SLOTS],
         now: SlotPath,
         turn: u32,
         policy: Policy,
@@ -134,20 +134,31 @@ mod tests {
         fn new(nics: u8) -> Case {
             let slots = SlotTable::new(path(0, 0), nics, nics, true);
             let policy = Policy::default();
-            Case { slots, beliefs: [Belief::Alive; SLOTS], now: path(0, 0), turn: 0, policy }
+            Case {
+                slots,
+                liveness_of_slots: [Liveness::Alive; SLOTS],
+                now: path(0, 0),
+                turn: 0,
+                policy,
+            }
         }
 
         fn kill(&mut self, dead: impl Fn(SlotPath) -> bool) {
             for (slot, path) in self.slots.iter() {
                 if dead(path) {
-                    self.beliefs[usize::from(slot)] = Belief::Silent;
+                    self.liveness_of_slots[usize::from(slot)] = Liveness::Silent;
                 }
             }
         }
 
         fn epoch(&self, from: u64) -> Option<u64> {
-            let Case { slots, beliefs, now, turn, policy } = self;
-            choose(&Health { slots, beliefs, now: Some(*now), turn: *turn }, policy, from, |_| true)
+            let Case { slots, liveness_of_slots, now, turn, policy } = self;
+            choose(
+                &Health { slots, liveness_of_slots, now: Some(*now), turn: *turn },
+                policy,
+                from,
+                |_| true,
+            )
         }
 
         fn path(&self) -> Option<SlotPath> {
@@ -268,9 +279,9 @@ mod tests {
                 c.policy.distance = (0..nics).map(|_| draw(3) as u16).collect();
                 c.policy.map = (0..draw(3)).map(|_| any(&mut draw)).collect();
             }
-            let (from, Case { slots, beliefs, policy, .. }) = (draw(1_000), &c);
+            let (from, Case { slots, liveness_of_slots, policy, .. }) = (draw(1_000), &c);
             let turn = draw(7) as u32;
-            let health = Health { slots, beliefs, now: Some(now), turn };
+            let health = Health { slots, liveness_of_slots, now: Some(now), turn };
             let wanted = |p: SlotPath| p.local != shunned;
             let may = |p: SlotPath| {
                 !dead.contains(&p)
@@ -292,7 +303,7 @@ mod tests {
             let mirrored = SlotTable::new(default.mirrored(), nics, nics, false);
             let blind = |slots: &SlotTable, now| {
                 choose(
-                    &Health { slots, beliefs, now: Some(now), turn },
+                    &Health { slots, liveness_of_slots, now: Some(now), turn },
                     &Policy::default(),
                     from,
                     |_| true,

@@ -1,5 +1,5 @@
 //! Carries out what [`LogicalQp`] decides: one end of a logical QP with its physical QP. The
-//! product (`shift`) and the simulator drive this code; what they add is a [`Shell`], which has the
+//! product (`shift`) and the simulator drive this code; what they add is a [`Env`], which has the
 //! devices, the network and the directory.
 //!
 //! A handler fetches the actions of the state machine and does them; answers go back at once, so a
@@ -34,27 +34,27 @@ use crate::message::{Body, Message, RefuseReason};
 use crate::mutants::left_out;
 use crate::qp::{LogicalQp, State};
 use crate::silence::{Look, Silence};
-use crate::slots::{slot_of, Belief, SlotPath};
+use crate::slots::{slot_of, Liveness, SlotPath};
 use fence::{Fence, FENCE_LOOK_US};
 use held::Held;
 use unbroken_types::{Progress, QpState, RcModify, Replay, WcStatus};
 
 mod behaviour;
+mod env;
 mod fence;
 mod held;
 mod life;
-mod shell;
 #[cfg(test)]
 mod tests;
 
-pub use shell::{Asks, Ended, PeerWord, Shell, StepError, Switch};
+pub use env::{Asks, Ended, Env, PeerWord, StepError, Switch};
 
 /// Actions that one call may carry out; a switch over every slot needs fewer.
 const MAX_ACTIONS: usize = 1024;
 
 /// A switch is reported when something moved on the new path, after this time, or when the QP ends.
-/// One for which no send waited is reported when the QP takes sends again: when the next comes is up
-/// to the application.
+/// One for which no send waited is reported when the QP takes sends again: when the next comes is
+/// up to the application.
 const REPORT_WAIT_US: u64 = 1_000_000;
 /// How often that is looked at: first, and at most.
 const REPORT_LOOK_US: u64 = 500;
@@ -207,28 +207,28 @@ impl Executor {
     // ---- handlers ----
 
     /// The physical QP of the present path fails, or its path is dead.
-    pub fn suspect(&mut self, shell: &mut impl Shell, reason: Reason) {
-        if matches!(reason, Reason::Wedged(_)) && self.never_worked(shell) {
+    pub fn suspect(&mut self, env: &mut impl Env, reason: Reason) {
+        if matches!(reason, Reason::Wedged(_)) && self.never_worked(env) {
             // A fresh life would hide a mistake of the program, such as a wrong PSN. Its own
             // transport says when it is enough.
             if let Some(status) = self.gave_up {
                 self.lqp.fail_unproven(status);
-                self.run(shell);
+                self.run(env);
             }
             return;
         }
-        self.learn(shell);
-        let now_us = shell.now_us();
+        self.learn(env);
+        let now_us = env.now_us();
         if let (Some(path), Reason::PostFailed) = (self.lqp.path(), reason) {
-            self.lqp.set_path_belief(now_us, path, Belief::NoNic);
+            self.lqp.set_path_belief(now_us, path, Liveness::NoNic);
         }
         self.lqp.suspect(now_us, self.lqp.epoch(), reason);
-        self.run(shell);
+        self.run(env);
     }
 
     /// Nothing was acknowledged and nothing received since the QP was connected, as far as its
     /// device can tell.
-    fn never_worked(&self, shell: &mut impl Shell) -> bool {
+    fn never_worked(&self, env: &mut impl Env) -> bool {
         // A path that has come back only after the last try has had no chance to carry anything.
         if self.gave_up.is_some() && !self.was_alive {
             return false;
@@ -236,7 +236,7 @@ impl Executor {
         if self.lqp.epoch() > 0 || left_out!(self.lqp.mutation(), UnprovenRevived) {
             return false;
         }
-        let p = shell.progress();
+        let p = env.progress();
         (p.advanced, p.executed, p.completed, p.first_moved_us, p.unannounced_sends)
             == (0, 0, 0, None, 0)
     }
@@ -245,42 +245,42 @@ impl Executor {
     /// it has begun.
     pub fn plan(
         &mut self,
-        shell: &mut impl Shell,
+        env: &mut impl Env,
         reason: Reason,
         wanted: impl Fn(SlotPath) -> bool,
     ) -> bool {
-        let now_us = shell.now_us();
-        let app = shell.app().state;
+        let now_us = env.now_us();
+        let app = env.app().state;
         // An end that only receives may stay in RTR, as perftest's servers do.
         if now_us < self.pause.0 || !matches!(app, Some(QpState::Rtr | QpState::Rts)) {
             return false;
         }
-        let progress = shell.progress();
+        let progress = env.progress();
         if app != Some(progress.state) {
             return false;
         }
         if progress.unannounced_sends > 0 {
             // What nobody will hear of cannot be waited for: the next time it has something behind
             // it.
-            shell.announce();
+            env.announce();
             return false;
         }
-        self.learn(shell);
-        self.lqp.set_crowd(shell.crowd());
+        self.learn(env);
+        self.lqp.set_crowd(env.switching_qps());
         let begun = self.lqp.plan(now_us, reason, wanted);
-        self.run_from(shell, Some(progress));
+        self.run_from(env, Some(progress));
         begun
     }
 
     /// The transport has given up. That is a question to its path, which the caller asks; the
     /// answer decides ([`Self::verdict`]).
-    pub fn gave_up(&mut self, shell: &mut impl Shell, status: WcStatus) -> Option<SlotPath> {
+    pub fn gave_up(&mut self, env: &mut impl Env, status: WcStatus) -> Option<SlotPath> {
         let Some(path) = self.active_path() else {
-            self.suspect(shell, Reason::QpFailed(status));
+            self.suspect(env, Reason::QpFailed(status));
             return None;
         };
         // Without a retry, all that was tried was before the path was asked.
-        let once = shell.app().retry_cnt == Some(0);
+        let once = env.app().retry_cnt == Some(0);
         self.was_alive = !once && self.silence.path_was_always_alive()
             || left_out!(self.lqp.mutation(), AliveOnce) && self.silence.path_was_alive();
         self.gave_up = Some(status);
@@ -288,21 +288,21 @@ impl Executor {
     }
 
     /// It has been found out whether a path to the peer lives.
-    pub fn verdict(&mut self, shell: &mut impl Shell, path: SlotPath, verdict: Verdict) {
+    pub fn verdict(&mut self, env: &mut impl Env, path: SlotPath, verdict: Verdict) {
         let on_it = self.lqp.path() == Some(path);
         if on_it && verdict != Verdict::Dead {
             self.silence.path_lives();
         }
-        if on_it && verdict != Verdict::Dead && self.goes_on(shell, path) {
-            return self.beliefs_changed(shell);
+        if on_it && verdict != Verdict::Dead && self.goes_on(env, path) {
+            return self.beliefs_changed(env);
         }
         let reason = match (verdict, self.gave_up) {
             (Verdict::Alive, Some(status)) if on_it => Reason::Wedged(status),
             (Verdict::Dead, Some(status)) if on_it => Reason::QpFailed(status),
             (Verdict::Dead, None) if on_it => Reason::Stall,
-            _ => return self.beliefs_changed(shell),
+            _ => return self.beliefs_changed(env),
         };
-        self.suspect(shell, reason);
+        self.suspect(env, reason);
     }
 
     /// The path lives, as is known without a question.
@@ -313,8 +313,8 @@ impl Executor {
     }
 
     /// A control message for the QP has come. What follows only from what the directory says now
-    /// waits for that ([`Shell::peer_word`]).
-    pub fn message(&mut self, shell: &mut impl Shell, message: &Message) {
+    /// waits for that ([`Env::peer_word`]).
+    pub fn message(&mut self, env: &mut impl Env, message: &Message) {
         let refused =
             matches!(&message.body, Body::Refuse(r) if r.reason == RefuseReason::WrongConnection);
         let (peer, from) = (self.lqp.peer(), message.from);
@@ -328,66 +328,66 @@ impl Executor {
         let invited =
             matches!(message.body, Body::Planned(..)) && self.lqp.state() == State::Active;
         if invited {
-            self.learn(shell);
-            self.lqp.set_crowd(shell.crowd());
+            self.learn(env);
+            self.lqp.set_crowd(env.switching_qps());
         }
         // The peer wants to go to a NIC that it knows to be well.
-        let wonders = matches!(message.body, Body::Planned(_, epoch) if invited && self.lqp.belief(slot_of(epoch)) != Belief::Alive);
+        let wonders = matches!(message.body, Body::Planned(_, epoch) if invited && self.lqp.liveness(slot_of(epoch)) != Liveness::Alive);
         if misnamed || unheard || wonders {
             // A NIC of the peer that died and was healed has a new endpoint, and what we know is
             // the old one, or that it has none.
             let asks = if misnamed { Asks::Connection } else { Asks::Endpoints };
-            let Some(word) = shell.peer_word(message, asks) else { return };
+            let Some(word) = env.peer_word(message, asks) else { return };
             if let (true, Some(connection)) = (misnamed, word.connection) {
                 self.lqp.set_peer_connection(connection);
             }
         }
         if wonders {
-            self.learn(shell);
+            self.learn(env);
         }
-        self.lqp.handle_message(shell.now_us(), message);
-        self.run(shell);
+        self.lqp.handle_message(env.now_us(), message);
+        self.run(env);
     }
 
     /// The peer's process has ended: one that was killed says no Bye.
-    pub fn peer_gone(&mut self, shell: &mut impl Shell) {
-        self.say_bye_for_peer(shell);
-        match shell.progress().outstanding_sends > 0 {
-            true => self.suspect(shell, self.gave_up.map_or(Reason::Stall, Reason::QpFailed)),
-            false => self.run(shell),
+    pub fn peer_gone(&mut self, env: &mut impl Env) {
+        self.say_bye_for_peer(env);
+        match env.progress().outstanding_sends > 0 {
+            true => self.suspect(env, self.gave_up.map_or(Reason::Stall, Reason::QpFailed)),
+            false => self.run(env),
         }
     }
 
     /// What is known of NICs or paths has changed.
-    pub fn beliefs_changed(&mut self, shell: &mut impl Shell) {
-        self.learn(shell);
-        self.run(shell);
+    pub fn beliefs_changed(&mut self, env: &mut impl Env) {
+        self.learn(env);
+        self.run(env);
     }
 
     /// Something may have moved, or a deadline may have passed: to be called at
     /// [`Self::deadline_us`].
-    pub fn tick(&mut self, shell: &mut impl Shell) {
-        let (now_us, progress) = (shell.now_us(), shell.progress());
+    pub fn tick(&mut self, env: &mut impl Env) {
+        let (now_us, progress) = (env.now_us(), env.progress());
         if progress.advanced > 0 || progress.executed > 0 {
             self.lqp.handle_progress(now_us, self.lqp.epoch());
         }
-        self.look_for_report(shell, now_us, &progress);
+        self.look_for_report(env, now_us, &progress);
         if self.stopping.is_some_and(|(at_us, _)| at_us <= now_us) {
-            self.quiesce(shell);
+            self.quiesce(env);
         }
         if self.fence.is_some_and(|f| f.look_at_us <= now_us) {
-            self.look_at_fence(shell.now_us(), &progress);
+            self.look_at_fence(env.now_us(), &progress);
         }
         if self.times_out(now_us) {
-            if shell.peer_has_ended() {
-                self.say_bye_for_peer(shell);
+            if env.peer_has_ended() {
+                self.say_bye_for_peer(env);
             }
             // A post that failed may have had another reason than a dead NIC: both ends would
             // refuse the other's path for ever.
-            self.learn(shell);
+            self.learn(env);
             self.lqp.handle_timeout(now_us);
         }
-        self.run(shell);
+        self.run(env);
     }
 
     /// Whether the next [`Self::tick`] will find that what is awaited of the peer has not come:
@@ -406,26 +406,26 @@ impl Executor {
     }
 
     /// The application ends the connection: tells the peer.
-    pub fn close(&mut self, shell: &mut impl Shell) {
-        self.report_now(shell);
-        self.lqp.close(shell.now_us());
-        self.run(shell);
+    pub fn close(&mut self, env: &mut impl Env) {
+        self.report_now(env);
+        self.lqp.close(env.now_us());
+        self.run(env);
     }
 
     // ---- the rest ----
 
     /// Sets what is believed of every path from what is known of NICs and pairs.
-    fn learn(&mut self, shell: &impl Shell) {
+    fn learn(&mut self, env: &impl Env) {
         self.informed = true;
-        self.lqp.set_beliefs(shell.now_us(), |path| shell.belief(path));
+        self.lqp.set_beliefs(env.now_us(), |path| env.liveness(path));
     }
 
-    fn say_bye_for_peer(&mut self, shell: &impl Shell) {
+    fn say_bye_for_peer(&mut self, env: &impl Env) {
         let bye = Message { from: self.lqp.peer(), to: self.lqp.me(), body: Body::Bye };
-        self.lqp.handle_message(shell.now_us(), &bye);
+        self.lqp.handle_message(env.now_us(), &bye);
     }
 
-    fn look_for_report(&mut self, shell: &mut impl Shell, now_us: u64, progress: &Progress) {
+    fn look_for_report(&mut self, env: &mut impl Env, now_us: u64, progress: &Progress) {
         let epoch = self.lqp.epoch();
         let Some(p) = &mut self.pending else { return };
         let moved = progress.first_moved_us.filter(|_| p.switched.epoch == epoch);
@@ -433,7 +433,7 @@ impl Executor {
             || now_us > p.switched.started_us + REPORT_WAIT_US
             || p.switched.epoch != epoch
         {
-            self.report_pending(shell, moved);
+            self.report_pending(env, moved);
         } else if p.look_at_us <= now_us {
             p.look_us = (2 * p.look_us).min(REPORT_LOOK_MAX_US);
             p.look_at_us = now_us + p.look_us;
@@ -441,47 +441,41 @@ impl Executor {
     }
 
     /// Reports the switch that is not reported yet, if there is one: the QP, or the process, ends.
-    pub fn report_now(&mut self, shell: &mut impl Shell) {
+    pub fn report_now(&mut self, env: &mut impl Env) {
         if self.pending.as_ref().is_some_and(|p| !p.reported) {
-            let moved = shell.progress().first_moved_us;
-            self.report_pending(shell, moved);
+            let moved = env.progress().first_moved_us;
+            self.report_pending(env, moved);
         }
     }
 
-    fn report_pending(&mut self, shell: &mut impl Shell, moved_us: Option<u64>) {
+    fn report_pending(&mut self, env: &mut impl Env, moved_us: Option<u64>) {
         let Some(Pending { switched, replay, reported, .. }) = self.pending.take() else { return };
         if !reported {
-            self.report(shell, switched, replay, moved_us.unwrap_or(switched.started_us));
+            self.report(env, switched, replay, moved_us.unwrap_or(switched.started_us));
         }
     }
 
-    fn report(
-        &mut self,
-        shell: &mut impl Shell,
-        switched: Switched,
-        replay: Replay,
-        moved_us: u64,
-    ) {
+    fn report(&mut self, env: &mut impl Env, switched: Switched, replay: Replay, moved_us: u64) {
         self.pending = None;
-        shell.switched(&self.lqp, &Switch { switched, replay, moved_us });
+        env.switched(&self.lqp, &Switch { switched, replay, moved_us });
     }
 
     /// Does what the state machine asks until it asks nothing.
-    fn run(&mut self, shell: &mut impl Shell) {
-        self.run_from(shell, None);
+    fn run(&mut self, env: &mut impl Env) {
+        self.run_from(env, None);
     }
 
     /// The same where it is known how far the physical QP is, of which all sends are announced.
-    fn run_from(&mut self, shell: &mut impl Shell, mut known: Option<Progress>) {
+    fn run_from(&mut self, env: &mut impl Env, mut known: Option<Progress>) {
         for _ in 0..MAX_ACTIONS {
             let Some(action) = self.lqp.poll_action() else { break };
             match action {
                 Action::Fence { .. } => {
-                    shell.announce();
-                    self.insist(shell, true);
+                    env.announce();
+                    self.insist(env, true);
                     self.held.get_or_insert_with(Held::default);
-                    let progress = known.take().unwrap_or_else(|| shell.progress());
-                    let now_us = shell.now_us();
+                    let progress = known.take().unwrap_or_else(|| env.progress());
+                    let now_us = env.now_us();
                     let (advanced, outstanding) = (progress.advanced, progress.outstanding_sends);
                     self.fence = Some(Fence {
                         advanced,
@@ -492,21 +486,21 @@ impl Executor {
                     });
                     self.look_at_fence(now_us, &progress);
                 }
-                Action::Release { .. } => self.release(shell),
-                Action::Quiesce { .. } => self.quiesce(shell),
-                Action::Open { epoch, slot } => self.open(shell, epoch, slot),
+                Action::Release { .. } => self.release(env),
+                Action::Quiesce { .. } => self.quiesce(env),
+                Action::Open { epoch, slot } => self.open(env, epoch, slot),
                 Action::Send { message, via } => {
                     // One that cannot leave is a lost message: what matters is repeated, over the
                     // next path.
                     if let Some(path) = self.lqp.slots().get(via) {
-                        shell.send(&message, path);
+                        env.send(&message, path);
                     }
                 }
                 Action::CheckReplay { epoch, peer_done } => {
                     let breaks =
                         self.held.as_ref().is_some_and(|h| h.work.unsafe_to_replay(peer_done));
                     let safe = !breaks || left_out!(self.lqp.mutation(), NoCheck);
-                    self.lqp.handle_check(shell.now_us(), epoch, safe);
+                    self.lqp.handle_check(env.now_us(), epoch, safe);
                 }
                 Action::Connect { epoch: _, peer_qpn, sq_psn, rq_psn, mtu, peer_done } => {
                     self.replay = self
@@ -515,7 +509,7 @@ impl Executor {
                         .map(|h| h.work.mark_executed(peer_done))
                         .unwrap_or_default();
                     self.sq_psn = sq_psn;
-                    let app = shell.app();
+                    let app = env.app();
                     let rtr = RcModify {
                         state: Some(QpState::Rtr),
                         dest_qpn: Some(peer_qpn),
@@ -526,19 +520,19 @@ impl Executor {
                         ..RcModify::default()
                     };
                     let remote = self.lqp.path().map(|path| path.remote);
-                    let done = shell.modify(&[rtr], remote);
-                    self.step(shell, done);
+                    let done = env.modify(&[rtr], remote);
+                    self.step(env, done);
                 }
                 // A step before it was refused, so that the QP has left the path already.
                 Action::Start { .. } | Action::Report(_) if self.lqp.state() != State::Active => {}
-                Action::Start { .. } => self.start(shell),
+                Action::Start { .. } => self.start(env),
                 // It has its error already, which came before whatever says so now.
-                Action::Fail { .. } if self.has_ended(shell.progress().state) => self.end(shell),
+                Action::Fail { .. } if self.has_ended(env.progress().state) => self.end(env),
                 Action::Fail { status, cause } => {
                     // The report first: a program that sees its error may be gone before the next
                     // line.
-                    shell.gives_up(&self.lqp, cause, status);
-                    self.fail(shell, status);
+                    env.gives_up(&self.lqp, cause, status);
+                    self.fail(env, status);
                 }
                 Action::Report(switched) => {
                     let (from, to) = (
@@ -550,15 +544,15 @@ impl Executor {
                         && (self.left_home || from == home && switched.reason != Reason::Peer);
                     if switched.planned && switched.epochs == 1 && !self.had_waited {
                         self.lqp.switch_is_over();
-                        self.report(shell, switched, self.replay, switched.started_us);
+                        self.report(env, switched, self.replay, switched.started_us);
                         continue;
                     }
-                    let (look_at_us, look_us) = (shell.now_us() + REPORT_LOOK_US, REPORT_LOOK_US);
-                    let progress = shell.progress();
+                    let (look_at_us, look_us) = (env.now_us() + REPORT_LOOK_US, REPORT_LOOK_US);
+                    let progress = env.progress();
                     let reported =
                         (progress.outstanding_sends, progress.unannounced_sends) == (0, 0);
                     if reported {
-                        self.report(shell, switched, self.replay, switched.started_us);
+                        self.report(env, switched, self.replay, switched.started_us);
                     }
                     let replay = self.replay;
                     self.pending =

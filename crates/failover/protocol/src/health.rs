@@ -1,6 +1,6 @@
 //! Whether the ways to one peer process live. That is known of pairs of NICs and of their ports
-//! ([`Way`]), never of QPs: a QP that is silent asks its way, and only that one's answer moves QPs,
-//! then all of them together. Where NICs have one port each, a way is a path, as it is called
+//! ([`PortPath`]), never of QPs: a QP that is silent asks its way, and only that one's answer moves
+//! QPs, then all of them together. Where NICs have one port each, a way is a path, as it is called
 //! below.
 //!
 //! | state   | event                                                   | next                                     |
@@ -40,7 +40,7 @@ mod pair;
 mod tests;
 
 use crate::mutants::left_out;
-use crate::slots::Way;
+use crate::slots::PortPath;
 use pair::{Pair, Question, State, REMEMBERED};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -98,8 +98,8 @@ pub enum Answer {
 #[derive(Clone, Debug)]
 pub struct PeerHealth {
     config: HealthConfig,
-    pairs: BTreeMap<Way, Pair>,
-    verdicts: VecDeque<(Way, Verdict)>,
+    pairs: BTreeMap<PortPath, Pair>,
+    verdicts: VecDeque<(PortPath, Verdict)>,
     /// While something is asked: when probes are due next, and how often they are.
     round_due_us: Option<u64>,
     interval_us: u64,
@@ -127,26 +127,26 @@ impl PeerHealth {
     }
 
     /// There is such a path: it can be a witness for others.
-    pub fn add(&mut self, way: impl Into<Way>) {
-        self.pairs.entry(way.into()).or_insert_with(Pair::new);
+    pub fn add(&mut self, port_path: impl Into<PortPath>) {
+        self.pairs.entry(port_path.into()).or_insert_with(Pair::new);
     }
 
     /// Whether the path is known to be dead.
-    pub fn is_dead(&self, way: impl Into<Way>) -> bool {
-        self.pairs.get(&way.into()).is_some_and(|p| matches!(p.state, State::Dead { .. }))
+    pub fn is_dead(&self, port_path: impl Into<PortPath>) -> bool {
+        self.pairs.get(&port_path.into()).is_some_and(|p| matches!(p.state, State::Dead { .. }))
     }
 
     /// Whether there is such a path, our port for it works, and it is not known to be dead.
-    pub fn may_carry(&self, way: impl Into<Way>) -> bool {
+    pub fn may_carry(&self, port_path: impl Into<PortPath>) -> bool {
         self.pairs
-            .get(&way.into())
+            .get(&port_path.into())
             .is_some_and(|p| p.works && !matches!(p.state, State::Dead { .. }))
     }
 
     /// Whether the path works, and has long enough since it failed last that one may go back to it.
     /// A path that flaps has to prove itself ever longer.
-    pub fn is_steady(&self, now_us: u64, way: impl Into<Way>) -> bool {
-        let Some(pair) = self.pairs.get(&way.into()) else { return false };
+    pub fn is_steady(&self, now_us: u64, port_path: impl Into<PortPath>) -> bool {
+        let Some(pair) = self.pairs.get(&port_path.into()) else { return false };
         let needed_us = match pair.failures {
             0 => 0,
             n => (self.config.steady_us << (n - 1).min(20)).min(self.config.steady_max_us),
@@ -164,9 +164,9 @@ impl PeerHealth {
 
     /// A QP on the path has been silent since then (or its transport has given up just now): does
     /// the path live?
-    pub fn ask(&mut self, now_us: u64, way: impl Into<Way>, since_us: u64) -> Answer {
+    pub fn ask(&mut self, now_us: u64, port_path: impl Into<PortPath>, since_us: u64) -> Answer {
         let recent_us = now_us.saturating_sub(self.config.round_us);
-        let pair = self.pairs.entry(way.into()).or_insert_with(Pair::new);
+        let pair = self.pairs.entry(port_path.into()).or_insert_with(Pair::new);
         match pair.state {
             State::Dead { .. } => Answer::Dead,
             // It cannot be asked, and carries nothing.
@@ -194,8 +194,8 @@ impl PeerHealth {
 
     /// A round trip was completed on the path lately: an acknowledgement or an answer has come for
     /// what we sent.
-    pub fn carried(&mut self, now_us: u64, way: impl Into<Way>) {
-        let path = way.into();
+    pub fn carried(&mut self, now_us: u64, port_path: impl Into<PortPath>) {
+        let path = port_path.into();
         if let Some(pair) = self.pairs.get_mut(&path) {
             pair.alive_us = Some(now_us);
             if !matches!(pair.state, State::Calm) {
@@ -205,8 +205,8 @@ impl PeerHealth {
     }
 
     /// A probe was answered. Numbers that were not sent lately are ignored.
-    pub fn handle_answer(&mut self, now_us: u64, way: impl Into<Way>, sequence: u32) {
-        let path = way.into();
+    pub fn handle_answer(&mut self, now_us: u64, port_path: impl Into<PortPath>, sequence: u32) {
+        let path = port_path.into();
         if let Some(comparison) = &mut self.comparison {
             comparison.answered(now_us, path, sequence);
         }
@@ -243,8 +243,8 @@ impl PeerHealth {
 
     /// The peer has found the path dead, or our NIC has: so it has failed for us, too, and has to
     /// be steady before anybody goes back. Many QPs say the same of one failure.
-    pub fn fails(&mut self, now_us: u64, way: impl Into<Way>) {
-        if let Some(pair) = self.pairs.get_mut(&way.into()) {
+    pub fn fails(&mut self, now_us: u64, port_path: impl Into<PortPath>) {
+        if let Some(pair) = self.pairs.get_mut(&port_path.into()) {
             if pair.failed_us.is_none_or(|at| at + SAME_FAILURE_US < now_us) {
                 pair.fails(now_us, &self.config);
             }
@@ -255,17 +255,19 @@ impl PeerHealth {
     /// Our NIC works again, or no longer does. Its paths are asked when it comes back; while it
     /// does not work nothing is asked of them.
     pub fn set_nic(&mut self, now_us: u64, local: u8, works: bool) {
-        self.set_works(now_us, works, |way| way.path.local == local);
+        self.set_works(now_us, works, |port_path| port_path.path.local == local);
     }
 
-    /// The same of one of its ports, by the lane through it.
-    pub fn set_port(&mut self, now_us: u64, local: u8, lane: u8, works: bool) {
-        self.set_works(now_us, works, |way| (way.path.local, way.lane) == (local, lane));
+    /// The same of one of its ports, by the port pair through it.
+    pub fn set_port(&mut self, now_us: u64, local: u8, port_pair: u8, works: bool) {
+        self.set_works(now_us, works, |port_path| {
+            (port_path.path.local, port_path.port_pair) == (local, port_pair)
+        });
     }
 
-    fn set_works(&mut self, now_us: u64, works: bool, of: impl Fn(&Way) -> bool) {
+    fn set_works(&mut self, now_us: u64, works: bool, of: impl Fn(&PortPath) -> bool) {
         let mut back = Vec::new();
-        for (path, pair) in self.pairs.iter_mut().filter(|(way, _)| of(way)) {
+        for (path, pair) in self.pairs.iter_mut().filter(|(port_path, _)| of(port_path)) {
             if std::mem::replace(&mut pair.works, works) == works {
                 continue;
             }
@@ -295,10 +297,10 @@ impl PeerHealth {
     /// A time of [`Self::poll_timeout`] has come. Call [`Self::poll_probe`] and
     /// [`Self::poll_verdict`] afterwards.
     pub fn handle_timeout(&mut self, now_us: u64) {
-        let dead: Vec<Way> = self
+        let dead: Vec<PortPath> = self
             .pairs
             .iter()
-            .filter(|(way, p)| self.ends_us(way, p).is_some_and(|at| at <= now_us))
+            .filter(|(port_path, p)| self.ends_us(port_path, p).is_some_and(|at| at <= now_us))
             .map(|(p, _)| *p)
             .collect();
         for path in dead {
@@ -330,7 +332,7 @@ impl PeerHealth {
 
     /// The next probe to send: over that path, with that number. Paths that are asked come before
     /// their witnesses.
-    pub fn poll_probe(&mut self, now_us: u64) -> Option<(Way, u32)> {
+    pub fn poll_probe(&mut self, now_us: u64) -> Option<(PortPath, u32)> {
         let due = |asked: bool| {
             let mut pairs = self.pairs.iter().filter(|(_, p)| p.due && p.works);
             pairs.find(|(_, p)| matches!(p.state, State::Asked(_)) == asked).map(|(path, _)| *path)
@@ -358,7 +360,7 @@ impl PeerHealth {
     }
 
     /// The number of a probe that leaves now.
-    fn number(&mut self, now_us: u64, path: Way) -> Option<u32> {
+    fn number(&mut self, now_us: u64, path: PortPath) -> Option<u32> {
         let pair = self.pairs.get_mut(&path)?;
         self.probes += 1;
         let sequence = pair.sequence;
@@ -368,22 +370,22 @@ impl PeerHealth {
     }
 
     /// The next path of which something new is known.
-    pub fn poll_verdict(&mut self) -> Option<(Way, Verdict)> {
+    pub fn poll_verdict(&mut self) -> Option<(PortPath, Verdict)> {
         self.verdicts.pop_front()
     }
 
     /// When [`Self::handle_timeout`] is to be called.
     pub fn poll_timeout(&self) -> Option<u64> {
-        let of_pairs = self.pairs.iter().filter_map(|(way, p)| match p.state {
+        let of_pairs = self.pairs.iter().filter_map(|(port_path, p)| match p.state {
             State::Dead { retry_at_us, .. } if p.works => Some(retry_at_us),
-            _ => self.ends_us(way, p),
+            _ => self.ends_us(port_path, p),
         });
         of_pairs.chain(self.round_due_us).chain(self.losses_due_us()).min()
     }
 
     // ---- inside ----
 
-    fn lives(&mut self, now_us: u64, path: Way) {
+    fn lives(&mut self, now_us: u64, path: PortPath) {
         if let Some(pair) = self.pairs.get_mut(&path) {
             if matches!(pair.state, State::Dead { .. }) {
                 pair.since_us = now_us;
@@ -397,14 +399,14 @@ impl PeerHealth {
     }
 
     /// When a question is answered with dead if nothing comes.
-    fn ends_us(&self, way: &Way, pair: &Pair) -> Option<u64> {
+    fn ends_us(&self, port_path: &PortPath, pair: &Pair) -> Option<u64> {
         let State::Asked(Question { since_us, probes, doomed_us, .. }) = pair.state else {
             return None;
         };
         let silent_us = since_us + self.config.silent_peer_us;
         let doomed_us = doomed_us
             .or(left_out!(self.config.mutation, NoWitness).then_some(0))
-            .filter(|_| probes >= if self.loses(*way) { LOSSY_PROBES } else { MIN_PROBES });
+            .filter(|_| probes >= if self.loses(*port_path) { LOSSY_PROBES } else { MIN_PROBES });
         Some(
             doomed_us
                 .map_or(silent_us, |at| at.max(since_us + self.config.round_us).min(silent_us)),

@@ -7,12 +7,12 @@
 //! `now_us`, microseconds of any monotonic clock.
 //!
 //! - [`LogicalQp`]: one end of one logical QP: the passive switch (SHIFT §4) as a state machine.
-//! - [`executor`]: carries out what it decides, over a [`Shell`].
+//! - [`executor`]: carries out what it decides, over a [`Env`].
 //! - [`message`]: the control messages that the two ends exchange, and their bytes.
 //! - [`seal`]: what keeps strangers' messages out.
 //! - [`slots`]: which path an epoch uses, the same at both ends.
 //! - [`choice`]: which path, and so which epoch, a QP goes to.
-//! - [`lanes`]: when a QP stays on its path and goes over other ports.
+//! - [`port_pairs`]: when a QP stays on its path and goes over other ports.
 //! - [`silence`] and [`health`]: noticing that a QP makes no progress, and finding out whether its
 //!   path lives, and how much it loses.
 //! - [`repeats`]: when failures of QPs are their NIC's.
@@ -24,9 +24,9 @@ mod config;
 pub mod executor;
 pub mod health;
 mod keys;
-pub mod lanes;
 pub mod message;
 mod mutants;
+pub mod port_pairs;
 mod qp;
 pub mod repeats;
 pub mod seal;
@@ -38,9 +38,9 @@ pub use action::{
 };
 pub use choice::Policy;
 pub use config::{Config, Counters};
-pub use executor::{Asks, Ended, Executor, PeerWord, Shell, StepError, Switch};
+pub use executor::{Asks, Ended, Env, Executor, PeerWord, StepError, Switch};
 pub use message::{Endpoint, Message};
 #[doc(hidden)]
 pub use mutants::Mutation;
 pub use qp::{LogicalQp, State};
-pub use slots::{slot_of, Belief, SlotPath, SlotTable, Way, SLOTS};
+pub use slots::{slot_of, Liveness, PortPath, SlotPath, SlotTable, SLOTS};

@@ -34,26 +34,26 @@ impl SlotPath {
     }
 }
 
-/// A way between the NICs of a path: through which of their ports. *Lane* 0 is from the first port
-/// of one to the first port of the other, lane 1 from the second to the second, and so on: what one
-/// switch joins. A QP goes to another lane of its path by automatic path migration.
+/// A path and the ports that it goes through. Port pair 0 is from the first port of one to the
+/// first port of the other, port pair 1 from the second to the second, and so on: what one switch
+/// joins. A QP goes to another port pair of its path by automatic path migration.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
-pub struct Way {
+pub struct PortPath {
     /// The NICs.
     pub path: SlotPath,
     /// The ports, from 0.
-    pub lane: u8,
+    pub port_pair: u8,
 }
 
-impl From<SlotPath> for Way {
-    fn from(path: SlotPath) -> Way {
-        Way { path, lane: 0 }
+impl From<SlotPath> for PortPath {
+    fn from(path: SlotPath) -> PortPath {
+        PortPath { path, port_pair: 0 }
     }
 }
 
 /// What an end believes of a slot's path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
-pub enum Belief {
+pub enum Liveness {
     /// Our NIC is dead, its port is down, or we do not have it (yet). We neither choose the slot
     /// nor follow the peer there.
     #[default]

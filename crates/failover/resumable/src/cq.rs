@@ -36,7 +36,7 @@ pub(crate) trait Member: Send + Sync {
     fn lost(&self);
 }
 
-struct Turn {
+struct PollState {
     wcs: [Wc; BATCH],
     /// They are to look at their other CQ yet.
     unsettled: Vec<Arc<dyn Member>>,
@@ -48,7 +48,7 @@ struct Turn {
 pub(crate) struct ProviderCq {
     cq: Arc<Cq>,
     app: Weak<Cq>,
-    turn: Mutex<Turn>,
+    turn: Mutex<PollState>,
     members: RwLock<HashMap<u32, Weak<dyn Member>>>,
     /// Entries that its QPs may need.
     needed: AtomicU32,
@@ -71,7 +71,7 @@ impl ProviderCq {
         let this = Arc::new(ProviderCq {
             cq,
             app: Arc::downgrade(app),
-            turn: Mutex::new(Turn {
+            turn: Mutex::new(PollState {
                 wcs: [Wc::default(); BATCH],
                 unsettled: Vec::new(),
                 nudged: false,
@@ -143,8 +143,8 @@ impl ProviderCq {
         self.bring_in_turn(&mut turn)
     }
 
-    fn bring_in_turn(&self, turn: &mut Turn) -> bool {
-        let Turn { wcs, unsettled, nudged } = turn;
+    fn bring_in_turn(&self, turn: &mut PollState) -> bool {
+        let PollState { wcs, unsettled, nudged } = turn;
         let mut empty = false;
         for _ in 0..MAX_BATCHES {
             let Ok(n) = self.cq.poll(wcs) else {
@@ -254,18 +254,18 @@ impl Drop for ProviderCq {
 }
 
 /// A QP's place at a CQ: room for all that it can have outstanding.
-pub(crate) struct Seat {
+pub(crate) struct CqReservation {
     cq: Arc<ProviderCq>,
     app: Arc<Cq>,
     room: u32,
 }
 
-impl Seat {
+impl CqReservation {
     /// Room for `entries` and a marker.
-    pub(crate) fn new(cq: Arc<ProviderCq>, app: &Arc<Cq>, entries: u32) -> Result<Seat> {
+    pub(crate) fn new(cq: Arc<ProviderCq>, app: &Arc<Cq>, entries: u32) -> Result<CqReservation> {
         let room = entries + 1;
         cq.reserve(room)?;
-        Ok(Seat { cq, app: app.clone(), room })
+        Ok(CqReservation { cq, app: app.clone(), room })
     }
 
     /// The device's CQ.
@@ -301,7 +301,7 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for CqReservation {
     fn drop(&mut self) {
         self.cq.release(self.room);
     }

@@ -1,25 +1,25 @@
 //! A plain device as one that holds its work.
 
-use crate::cq::{ProviderCq, Seat};
+use crate::cq::{CqReservation, ProviderCq};
+use crate::interceptor::EventInterceptor;
 use crate::memory::LogicalMemory;
 use crate::pass::PassedQp;
 use crate::qp::JournaledQp;
 use crate::srq::ProviderSrq;
-use crate::tap::Tap;
 use crate::waker::Waker;
 use crate::{lock, Host};
 use std::sync::{Arc, Mutex, Weak};
 use unbroken_types::{Gid, PathAttr, PdHandle, QpType};
 use unbroken_verbs::{
-    Capabilities, CompChannel, Cq, Device, DeviceAttr, DeviceCounters, DeviceQp, Error, HoldingQp,
-    LimitHook, MemoryDomain, OverrunHook, PortAttr, QpInit, Result, Srq, SrqAttr,
+    Capabilities, CompChannel, Cq, Device, DeviceAttr, DeviceCounters, DeviceQp, Error, LimitHook,
+    MemoryDomain, OverrunHook, PortAttr, QpInit, Result, ResumableQp, Srq, SrqAttr,
 };
 
 /// What the QPs of a wrapped device share.
 pub(crate) struct Opened {
     pub(crate) index: usize,
     pub(crate) device: Arc<dyn Device>,
-    pub(crate) tap: Arc<Tap>,
+    pub(crate) interceptor: Arc<EventInterceptor>,
     pub(crate) memory: Arc<LogicalMemory>,
     pub(crate) host: Host,
     waker: Arc<Waker>,
@@ -29,7 +29,7 @@ pub(crate) struct Opened {
 
 impl Opened {
     /// A place at the device's CQ behind an application's, with room for so many entries.
-    pub(crate) fn seat(&self, app: &Arc<Cq>, entries: u32) -> Result<Seat> {
+    pub(crate) fn reserve_cq(&self, app: &Arc<Cq>, entries: u32) -> Result<CqReservation> {
         let mut cqs = lock(&self.cqs);
         cqs.retain(|cq| cq.strong_count() > 0);
         let found = cqs.iter().filter_map(Weak::upgrade).find(|cq| cq.is_for(app));
@@ -41,7 +41,7 @@ impl Opened {
                 made
             }
         };
-        Seat::new(cq, app, entries)
+        CqReservation::new(cq, app, entries)
     }
 
     /// The device's SRQ behind an application's. The caller's QP has joined it.
@@ -129,12 +129,12 @@ impl Holding {
         slow_control: true,
     };
 
-    /// Wraps NIC `index`, which was opened with `tap` as its sink. EINVAL where it needs no
+    /// Wraps NIC `index`, which was opened with `interceptor` as its sink. EINVAL where it needs no
     /// wrapping.
     pub fn new(
         index: usize,
         device: Arc<dyn Device>,
-        tap: &Arc<Tap>,
+        interceptor: &Arc<EventInterceptor>,
         memory: &Arc<LogicalMemory>,
         host: Host,
     ) -> Result<Holding> {
@@ -144,12 +144,12 @@ impl Holding {
         let domain = device.memory();
         memory.attach(index, domain.clone());
         let waker = Waker::new(device.name(), host.spawn);
-        let (tap, memory) = (tap.clone(), memory.clone());
+        let (interceptor, memory) = (interceptor.clone(), memory.clone());
         let view = memory.of(index);
         let opened = Opened {
             index,
             device,
-            tap,
+            interceptor,
             memory,
             host,
             waker,
@@ -164,8 +164,8 @@ impl Holding {
         DeviceAttr { max_qp_wr: plain.max_qp_wr.saturating_sub(1), max_mw: 0, ..plain.clone() }
     }
 
-    fn make(&self, init: &QpInit) -> Result<Arc<dyn HoldingQp>> {
-        if init.qp_type == QpType::Rc && init.hold_on_failure {
+    fn make(&self, init: &QpInit) -> Result<Arc<dyn ResumableQp>> {
+        if init.qp_type == QpType::Rc && init.suspend_on_error {
             return Ok(JournaledQp::new(&self.opened, init)?);
         }
         Ok(PassedQp::new(&self.opened, init)?)
@@ -236,7 +236,7 @@ impl Device for Holding {
         Ok(self.make(init)?)
     }
 
-    fn create_holding_qp(&self, init: &QpInit) -> Result<Arc<dyn HoldingQp>> {
+    fn create_holding_qp(&self, init: &QpInit) -> Result<Arc<dyn ResumableQp>> {
         self.make(init)
     }
 

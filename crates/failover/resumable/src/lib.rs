@@ -19,9 +19,9 @@
 //! # use std::sync::Arc;
 //! # fn f(open: impl Fn(usize, Arc<dyn unbroken_verbs::EventSink>) -> unbroken_verbs::Result<Arc<dyn unbroken_verbs::Device>>,
 //! #      sink: Arc<dyn unbroken_verbs::EventSink>, host: unbroken_resumable::Host) -> unbroken_verbs::Result<()> {
-//! use unbroken_resumable::{Holding, LogicalMemory, Tap};
+//! use unbroken_resumable::{Holding, LogicalMemory, EventInterceptor};
 //! let memory = LogicalMemory::new(2, host.spawn);             // once in a process
-//! let tap = Tap::new(sink);                                   // for each device, each time it is opened
+//! let tap = EventInterceptor::new(sink);                                   // for each device, each time it is opened
 //! let device = open(0, tap.clone())?;
 //! let holding = Holding::new(0, device, &tap, &memory, host)?;
 //! # Ok(()) }
@@ -33,19 +33,19 @@
 
 mod cq;
 mod device;
-mod filler;
+mod interceptor;
 mod memory;
 mod numbered;
 mod pass;
+mod prefetcher;
 mod qp;
 mod quiesce;
 mod srq;
-mod tap;
 mod waker;
 
 pub use device::Holding;
+pub use interceptor::EventInterceptor;
 pub use memory::LogicalMemory;
-pub use tap::Tap;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

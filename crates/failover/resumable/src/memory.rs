@@ -19,8 +19,8 @@
 
 mod space;
 
-use crate::filler::Filler;
 use crate::lock;
+use crate::prefetcher::Prefetcher;
 use crate::Spawn;
 use space::Space;
 use std::collections::hash_map::Entry;
@@ -102,7 +102,7 @@ pub struct LogicalMemory {
     on_change: OnceLock<Hook>,
     /// On which NICs the regions of each are made ready; all while nothing is said.
     prepared: OnceLock<Vec<Vec<usize>>>,
-    filler: Filler,
+    prefetcher: Prefetcher,
     own: Weak<LogicalMemory>,
 }
 
@@ -124,7 +124,7 @@ impl LogicalMemory {
             generation: AtomicU64::new(0),
             on_change: OnceLock::new(),
             prepared: OnceLock::new(),
-            filler: Filler::new(spawn),
+            prefetcher: Prefetcher::new(spawn),
             own: own.clone(),
         })
     }
@@ -294,7 +294,7 @@ impl LogicalMemory {
     }
 
     fn fill_later(&self, mr: &Arc<Mr>) {
-        self.filler.put(&self.own, mr);
+        self.prefetcher.put(&self.own, mr);
     }
 
     /// Registers a region on every NIC that is to be ready for it, as far as that goes.

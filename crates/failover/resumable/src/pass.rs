@@ -1,14 +1,14 @@
 //! A QP of a plain device that is not protected: UC, UD, and RC without failover. Protection domain
 //! and keys are translated, and the QPN in its completions; nothing is kept.
 
-use crate::cq::{Member, ProviderCq, Seat};
+use crate::cq::{CqReservation, Member, ProviderCq};
 use crate::device::{Opened, PdUse};
 use crate::lock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use unbroken_types::{Progress, QpState, Sge, UdDest, Wc, WcStatus};
 use unbroken_verbs::{
-    Backlog, DeviceQp, Error, HoldingQp, QpInit, QpModify, QpSnapshot, RcModify, RecvWr, Result,
+    Backlog, DeviceQp, Error, QpInit, QpModify, QpSnapshot, RcModify, RecvWr, Result, ResumableQp,
     SendBatch, SendWr,
 };
 
@@ -24,8 +24,8 @@ pub(crate) struct PassedQp {
     default: usize,
     /// Until it is destroyed: a poller may have the QP in its hands for a moment longer.
     pd: Mutex<Option<PdUse>>,
-    sends: Seat,
-    recvs: Seat,
+    sends: CqReservation,
+    recvs: CqReservation,
     destroyed: AtomicBool,
 }
 
@@ -36,14 +36,14 @@ impl PassedQp {
                 "on devices that have plain verbs only, QPs that are not protected cannot use an SRQ",
             ));
         }
-        let sends = opened.seat(&init.send_cq, init.caps.max_send_wr.max(1))?;
-        let recvs = opened.seat(&init.recv_cq, init.caps.max_recv_wr.max(1))?;
+        let sends = opened.reserve_cq(&init.send_cq, init.caps.max_send_wr.max(1))?;
+        let recvs = opened.reserve_cq(&init.recv_cq, init.caps.max_recv_wr.max(1))?;
         let pd = PdUse::new(opened, init.pd)?;
         let provider = QpInit {
             pd: pd.handle,
             send_cq: sends.cq().cq().clone(),
             recv_cq: recvs.cq().cq().clone(),
-            hold_on_failure: false,
+            suspend_on_error: false,
             wc_qpn: None,
             ..init.clone()
         };
@@ -54,7 +54,7 @@ impl PassedQp {
             phys,
             qpn,
             wc_qpn: init.wc_qpn.unwrap_or(qpn),
-            one_life: init.wc_qpn.is_some() || init.hold_on_failure,
+            one_life: init.wc_qpn.is_some() || init.suspend_on_error,
             default: init.local_keys_of.map_or(opened.index, usize::from),
             pd: Mutex::new(Some(pd)),
             sends,
@@ -193,7 +193,7 @@ impl DeviceQp for PassedQp {
     }
 }
 
-impl HoldingQp for PassedQp {
+impl ResumableQp for PassedQp {
     fn progress(&self) -> Progress {
         Progress { state: self.state(), ..Progress::default() }
     }

@@ -9,20 +9,20 @@
 //! given from the journal's rings, one by one, and waits where the peer's answer about a key is not
 //! there yet. On the default path that is one branch.
 
-use crate::cq::{Member, ProviderCq, Seat};
+use crate::cq::{CqReservation, Member, ProviderCq};
 use crate::device::{Opened, PdUse};
+use crate::interceptor::Notes;
 use crate::lock;
 use crate::numbered::Numbered;
 use crate::srq::{ProviderSrq, SrqUse};
-use crate::tap::Notes;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 use unbroken_journal::{Config, Journal, Mutation, Posted, Queue, Slot};
 use unbroken_types::{Completions, Progress, QpCaps, QpState, SendOpcode, Sge, Wc, WcStatus};
 use unbroken_verbs::{
-    Backlog, Cq, DeviceEvent, DeviceQp, Error, HoldingQp, KeyWaiter, PostError, QpEvent, QpInit,
-    QpModify, QpSnapshot, RcModify, RecvWr, RemoteNic, Result, SendBatch, SendWr, NO_REGION,
+    Backlog, Cq, DeviceEvent, DeviceQp, Error, KeyWaiter, PostError, QpEvent, QpInit, QpModify,
+    QpSnapshot, RcModify, RecvWr, RemoteNic, Result, ResumableQp, SendBatch, SendWr, NO_REGION,
 };
 
 /// A device that dies refuses work before its kernel tells of the death; that is there within this
@@ -78,8 +78,8 @@ pub(crate) struct JournaledQp {
     /// Until it is destroyed: a poller may have the QP in its hands for a moment longer.
     pd: Mutex<Option<PdUse>>,
     srq: Option<SrqUse>,
-    sends: Seat,
-    recvs: Seat,
+    sends: CqReservation,
+    recvs: CqReservation,
     notes: Arc<Notes>,
     state: Mutex<State>,
     /// Its completions come here; not yet where it is made ahead of its use.
@@ -109,8 +109,8 @@ impl JournaledQp {
         let caps = at_least_one(init.caps);
         let default = init.local_keys_of.map_or(opened.index, usize::from);
         let recvs = if init.srq.is_some() { ProviderSrq::MOST } else { caps.max_recv_wr };
-        let sends = opened.seat(&init.send_cq, caps.max_send_wr)?;
-        let recvs = opened.seat(&init.recv_cq, recvs)?;
+        let sends = opened.reserve_cq(&init.send_cq, caps.max_send_wr)?;
+        let recvs = opened.reserve_cq(&init.recv_cq, recvs)?;
         let pd = PdUse::new(opened, init.pd)?;
         let srq = init.srq.as_ref().map(|app| SrqUse::new(opened, app, default)).transpose()?;
         let provider = QpInit {
@@ -123,7 +123,7 @@ impl JournaledQp {
             pd: pd.handle,
             send_cq: sends.cq().cq().clone(),
             recv_cq: recvs.cq().cq().clone(),
-            hold_on_failure: false,
+            suspend_on_error: false,
             wc_qpn: None,
             ..init.clone()
         };
@@ -165,7 +165,7 @@ impl JournaledQp {
         if !init.standby {
             qp.join();
         }
-        opened.tap.add(qpn, &qp.notes);
+        opened.interceptor.add(qpn, &qp.notes);
         Ok(qp)
     }
 
@@ -190,13 +190,13 @@ impl JournaledQp {
         let mut st = lock(&self.state);
         let notes = self.notes.take();
         if notes != 0 {
-            self.heed(&mut st, notes);
+            self.handle_notes(&mut st, notes);
         }
         st
     }
 
     #[cold]
-    fn heed(&self, st: &mut State, notes: u8) {
+    fn handle_notes(&self, st: &mut State, notes: u8) {
         if notes & Notes::OWN_ERROR != 0 {
             st.journal.handle_own_error(&mut self.out());
             // What waits is flushed by the device, behind what it has. One that takes nothing any
@@ -210,24 +210,24 @@ impl JournaledQp {
             st.journal.handle_last_wqe();
             st.last_wqe = true;
         }
-        self.tell_last_wqe(st);
+        self.report_last_wqe(st);
     }
 
     /// A QP that has ended by itself takes no receive of its SRQ any more: the application waits
     /// for that before it destroys it.
     #[cold]
-    fn tell_last_wqe(&self, st: &mut State) {
+    fn report_last_wqe(&self, st: &mut State) {
         if st.last_wqe && st.journal.ended() && !st.journal.is_over() {
             st.last_wqe = false;
             let event = DeviceEvent::Qp { qpn: self.qpn, event: QpEvent::LastWqeReached };
-            self.opened.tap.sink().event(self.opened.index, event);
+            self.opened.interceptor.sink().event(self.opened.index, event);
         }
     }
 
     /// The journal needs the owner's answer: the network has failed the QP.
     fn tell(&self, status: WcStatus) {
         let event = DeviceEvent::QpFailed { qpn: self.qpn, status };
-        self.opened.tap.sink().event(self.opened.index, event);
+        self.opened.interceptor.sink().event(self.opened.index, event);
     }
 
     /// A completion found no room in the application's CQ: the QP ends, as on any device.
@@ -422,7 +422,7 @@ impl JournaledQp {
             }
         }
         if st.last_wqe {
-            self.tell_last_wqe(&mut st);
+            self.report_last_wqe(&mut st);
         }
         if out.lost {
             self.overran(&mut st);
@@ -604,7 +604,7 @@ impl DeviceQp for JournaledQp {
             return;
         }
         self.phys.destroy();
-        self.opened.tap.remove(self.qpn, &self.notes);
+        self.opened.interceptor.remove(self.qpn, &self.notes);
         if let Some(srq) = &self.srq {
             srq.end();
         }
@@ -616,7 +616,7 @@ impl DeviceQp for JournaledQp {
     }
 }
 
-impl HoldingQp for JournaledQp {
+impl ResumableQp for JournaledQp {
     fn progress(&self) -> Progress {
         self.bring_all();
         let st = self.lock();

@@ -7,7 +7,7 @@ use common::{End, Host, NICS};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use unbroken_resumable::{Holding, LogicalMemory, Tap};
+use unbroken_resumable::{EventInterceptor, Holding, LogicalMemory};
 use unbroken_types::{Access, NicKey, PdHandle};
 use unbroken_verbs::{Device, KeyRow, MemoryDomain, MrChange, MrKeys, QpInit};
 
@@ -123,11 +123,11 @@ fn a_region_is_made_while_its_default_nic_is_dead_and_after_it_was_replaced() {
     assert_eq!(host.memory.lkey_on(0, lent.lkey, 0).unwrap_err().errno(), libc::EIO);
     // It is healed: a fresh device, which knows nothing of the old one's regions.
     let events = Arc::new(Events::default());
-    let tap = Tap::new(events);
-    let device = net.open((0, 0), tap.clone());
+    let interceptor = EventInterceptor::new(events);
+    let device = net.open((0, 0), interceptor.clone());
     let process =
         unbroken_resumable::Host { spawn: |_, _| Err(std::io::Error::other("none")), now_us: || 0 };
-    let healed = Holding::new(0, device, &tap, &host.memory, process).unwrap();
+    let healed = Holding::new(0, device, &interceptor, &host.memory, process).unwrap();
     assert!(healed.capabilities().holds && healed.capabilities().shared_objects);
     let (a, b) = (
         host.memory.lkey_on(0, early.lkey, 0).unwrap(),

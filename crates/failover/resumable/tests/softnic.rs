@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use unbroken_fabric::{now_us, Fabric, Fault, Runtime};
-use unbroken_resumable::{Holding, LogicalMemory, Tap};
+use unbroken_resumable::{EventInterceptor, Holding, LogicalMemory};
 use unbroken_softnic::{Config, Nic, SoftNics};
 use unbroken_types::{
     Access, Gid, Messages, Mtu, PathAttr, PdHandle, PeerDone, QpCaps, QpState, QpType, SendFlags,
@@ -12,8 +12,8 @@ use unbroken_types::{
 };
 use unbroken_verbs::{
     Backlog, Capabilities, CompChannel, Cq, Device, DeviceCounters, DeviceEvent, DeviceQp, Error,
-    EventSink, HoldingQp, LimitHook, MemoryDomain, OverrunHook, PortAttr, QpInit, QpModify,
-    RcModify, RecvWr, RemoteKeys, RemoteNic, Result, SendWr, Srq, SrqAttr, UdDest,
+    EventSink, LimitHook, MemoryDomain, OverrunHook, PortAttr, QpInit, QpModify, RcModify, RecvWr,
+    RemoteKeys, RemoteNic, Result, ResumableQp, SendWr, Srq, SrqAttr, UdDest,
 };
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -69,10 +69,10 @@ impl Device for Hidden {
         self.0.create_srq(pd, sizes, on_limit)
     }
     fn create_qp(&self, init: &QpInit) -> Result<Arc<dyn DeviceQp>> {
-        assert!(!init.hold_on_failure && init.wc_qpn.is_none());
+        assert!(!init.suspend_on_error && init.wc_qpn.is_none());
         self.0.create_qp(init)
     }
-    fn create_holding_qp(&self, _init: &QpInit) -> Result<Arc<dyn HoldingQp>> {
+    fn create_holding_qp(&self, _init: &QpInit) -> Result<Arc<dyn ResumableQp>> {
         Err(Error::unsupported("hidden"))
     }
     fn counters(&self) -> DeviceCounters {
@@ -109,10 +109,16 @@ impl Host {
         let soft = SoftNics::new(Config::host(runtime, name)).unwrap();
         let (memory, events) = (LogicalMemory::new(2, spawn), Arc::new(Events::default()));
         let open = |i| {
-            let tap = Tap::new(events.clone());
-            let device = Arc::new(Hidden(soft.open(i, tap.clone()).unwrap()));
-            Holding::new(i, device, &tap, &memory, unbroken_resumable::Host { spawn, now_us })
-                .unwrap()
+            let interceptor = EventInterceptor::new(events.clone());
+            let device = Arc::new(Hidden(soft.open(i, interceptor.clone()).unwrap()));
+            Holding::new(
+                i,
+                device,
+                &interceptor,
+                &memory,
+                unbroken_resumable::Host { spawn, now_us },
+            )
+            .unwrap()
         };
         let nics = (0..2).map(open).collect();
         let view = memory.of(0);
@@ -148,7 +154,7 @@ impl Host {
             recv_cq: cq.clone(),
             srq: None,
             sq_sig_all: false,
-            hold_on_failure: qp_type == QpType::Rc,
+            suspend_on_error: qp_type == QpType::Rc,
             wc_qpn,
             home: None,
             local_keys_of: Some(0),
@@ -158,12 +164,12 @@ impl Host {
     }
 }
 
-fn to(qp: &dyn HoldingQp, rc: RcModify, dest: Option<Gid>, qkey: Option<u32>) {
+fn to(qp: &dyn ResumableQp, rc: RcModify, dest: Option<Gid>, qkey: Option<u32>) {
     qp.modify(&QpModify { rc, path: dest.map(PathAttr::new), qkey, ..QpModify::default() })
         .unwrap();
 }
 
-fn ready_to_receive(qp: &dyn HoldingQp, dest_qpn: u32, gid: Gid) {
+fn ready_to_receive(qp: &dyn ResumableQp, dest_qpn: u32, gid: Gid) {
     let rc = RcModify {
         state: Some(QpState::Rtr),
         dest_qpn: Some(dest_qpn),
@@ -176,7 +182,7 @@ fn ready_to_receive(qp: &dyn HoldingQp, dest_qpn: u32, gid: Gid) {
     to(qp, rc, Some(gid), None);
 }
 
-fn ready_to_send(qp: &dyn HoldingQp) {
+fn ready_to_send(qp: &dyn ResumableQp) {
     let rc = RcModify {
         state: Some(QpState::Rts),
         sq_psn: Some(7),
@@ -189,7 +195,7 @@ fn ready_to_send(qp: &dyn HoldingQp) {
     to(qp, rc, None, None);
 }
 
-fn init_rc(qp: &dyn HoldingQp) {
+fn init_rc(qp: &dyn ResumableQp) {
     to(
         qp,
         RcModify { state: Some(QpState::Init), access: Some(Access(15)), ..RcModify::default() },
@@ -215,7 +221,7 @@ struct Sender {
 }
 
 impl Sender {
-    fn post(&mut self, a: &Host, b: &Host, qp: &dyn HoldingQp) {
+    fn post(&mut self, a: &Host, b: &Host, qp: &dyn ResumableQp) {
         while self.posted < COUNT && self.posted < self.done + DEPTH {
             let i = self.posted;
             a.buffer[(i % DEPTH) as usize].store(i + 1, Ordering::Relaxed);
@@ -248,7 +254,7 @@ struct Receiver {
 }
 
 impl Receiver {
-    fn post(&mut self, b: &Host, qp: &dyn HoldingQp) {
+    fn post(&mut self, b: &Host, qp: &dyn ResumableQp) {
         while self.posted < self.done + DEPTH {
             let sges = [b.sge(self.posted % DEPTH)];
             if qp.post_recv(&RecvWr { wr_id: self.posted, sges: &sges }).is_err() {
@@ -269,7 +275,7 @@ impl Receiver {
     }
 }
 
-fn quiesce(qp: &dyn HoldingQp) -> Backlog {
+fn quiesce(qp: &dyn ResumableQp) -> Backlog {
     let start = Instant::now();
     loop {
         match qp.quiesce() {
@@ -284,7 +290,7 @@ fn quiesce(qp: &dyn HoldingQp) -> Backlog {
 fn switch(
     hosts: [&Host; 2],
     cqs: [&Arc<Cq>; 2],
-    qps: &mut [Arc<dyn HoldingQp>; 2],
+    qps: &mut [Arc<dyn ResumableQp>; 2],
     numbers: [u32; 2],
 ) {
     let mut held = [quiesce(&*qps[0]), quiesce(&*qps[1])];

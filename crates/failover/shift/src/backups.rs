@@ -26,8 +26,8 @@
 //!
 //! Failure cases: the NIC dies with a ready backup (it is of a device that is not the NIC's any
 //! more, so that it is not taken, and destroyed); the NIC takes no more QPs (there is none, the log
-//! says so once, and the switch tries itself); the program destroys, resets or ends the QP while its
-//! backup is made (it is destroyed before the program's destroying returns; after a reset it is
+//! says so once, and the switch tries itself); the program destroys, resets or ends the QP while
+//! its backup is made (it is destroyed before the program's destroying returns; after a reset it is
 //! taken by a later connection if it is on the right NIC).
 //!
 //! It stands below the QP; what the thread does with one is `qp`'s (`qp/backup`).
@@ -42,7 +42,7 @@ use std::time::Duration;
 use unbroken_events::BackupsStatus;
 use unbroken_runtime::now_us;
 use unbroken_types::Access;
-use unbroken_verbs::{Device, HoldingQp};
+use unbroken_verbs::{Device, ResumableQp};
 
 /// A program that has connected nothing for this long is not in the middle of its set-up.
 const QUIET_US: u64 = 20_000;
@@ -55,7 +55,7 @@ pub(crate) struct Backup {
     /// As the NIC was open then.
     pub(crate) device: Arc<dyn Device>,
     pub(crate) access: Option<Access>,
-    pub(crate) phys: Arc<dyn HoldingQp>,
+    pub(crate) phys: Arc<dyn ResumableQp>,
 }
 
 /// What a QP has that its present life does not need.
@@ -63,7 +63,7 @@ pub(crate) struct Backup {
 pub(crate) struct Spare {
     pub(crate) ready: Option<Backup>,
     /// Stopped, to be destroyed.
-    pub(crate) left: Vec<Arc<dyn HoldingQp>>,
+    pub(crate) left: Vec<Arc<dyn ResumableQp>>,
 }
 
 #[derive(Default)]
@@ -105,13 +105,13 @@ impl Spare {
         &mut self,
         nic: usize,
         device: &Arc<dyn Device>,
-    ) -> Option<(Arc<dyn HoldingQp>, Option<Access>)> {
+    ) -> Option<(Arc<dyn ResumableQp>, Option<Access>)> {
         let backup = self.ready.take_if(|backup| backup.is_of(nic, device))?;
         Some((backup.phys, backup.access))
     }
 
     /// A physical QP was left, and is stopped.
-    pub(crate) fn leave(&mut self, phys: Arc<dyn HoldingQp>) {
+    pub(crate) fn leave(&mut self, phys: Arc<dyn ResumableQp>) {
         self.left.push(phys);
     }
 

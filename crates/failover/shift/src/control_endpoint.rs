@@ -9,9 +9,9 @@
 //! dropped and counted, and never answered. The queue of what has not been looked at is the receive
 //! ring, which is bounded.
 //!
-//! A datagram that cannot leave (its interface has lost the address, say) ends a UD QP in ERR, as any
-//! of its work that fails: it neither sends nor receives any more, and does not come back with the
-//! network. So a completion with an error asks for [`ControlEndpoint::mend`].
+//! A datagram that cannot leave (its interface has lost the address, say) ends a UD QP in ERR, as
+//! any of its work that fails: it neither sends nor receives any more, and does not come back with
+//! the network. So a completion with an error asks for [`ControlEndpoint::mend`].
 //!
 //! The rings are memory that the NIC reads and writes while we own it, so they are made of atomics;
 //! a datagram is copied out before it is looked at.
@@ -74,8 +74,8 @@ pub struct ControlEndpoint {
     device: Arc<dyn Device>,
     /// The receive slots, then the send slots.
     ring: Box<[AtomicU64]>,
-    /// Send slots that are free. Locked while a datagram is posted, so that none is posted while the
-    /// QP is mended.
+    /// Send slots that are free. Locked while a datagram is posted, so that none is posted while
+    /// the QP is mended.
     free: Mutex<Vec<u16>>,
     /// Work has failed since it was mended.
     failed: AtomicBool,
@@ -183,7 +183,7 @@ impl ControlEndpoint {
             recv_cq: cq.clone(),
             srq: None,
             sq_sig_all: false,
-            hold_on_failure: false,
+            suspend_on_error: false,
             wc_qpn: None,
             home: None,
             local_keys_of: None,
@@ -215,8 +215,9 @@ impl ControlEndpoint {
         datagram.extend_from_slice(messages);
         key.seal(&mut datagram);
         let mut free = lock(&self.free);
-        let slot =
-            free.pop().ok_or_else(|| Error::no_room("all control datagrams are on their way"))?;
+        let slot = free
+            .pop()
+            .ok_or_else(|| Error::no_room("all control datagrams are on their port_path"))?;
         let first = (SENDS_AT + usize::from(slot) * MAX_DATAGRAM_BYTES) / 8;
         let words = &self.ring[first..first + MAX_DATAGRAM_BYTES / 8];
         for (word, bytes) in words.iter().zip(datagram.chunks(8)) {

@@ -25,9 +25,9 @@ use crate::settings::Settings;
 use crate::worker_queue::{Job, WorkerQueue};
 use std::sync::{Arc, OnceLock};
 use unbroken_directory::Directory;
-use unbroken_process::Born;
+use unbroken_process::ProcessGuard;
 use unbroken_runtime::Runtime;
-use unbroken_verbs::{Device, DeviceEvent, Error, EventSink, HoldingQp, QpInit, Result};
+use unbroken_verbs::{Device, DeviceEvent, Error, EventSink, QpInit, Result, ResumableQp};
 
 /// Numbers of QPs that have moved away which may be met in a row when one is made.
 const MAX_TAKEN: usize = 1024;
@@ -35,7 +35,7 @@ const MAX_TAKEN: usize = 1024;
 /// The process-wide state, over QPs of type `Q`: it keeps them, and asks them nothing.
 pub(crate) struct Core<Q> {
     /// The process that made it: in a forked child of that, every verb answers EIO.
-    pub(crate) born: Born,
+    pub(crate) process: ProcessGuard,
     /// Tells this process from every other that had or will have its addresses.
     pub(crate) incarnation: u64,
     pub(crate) settings: Settings,
@@ -103,7 +103,7 @@ impl<Q> Core<Q> {
             false => None,
         };
         Ok(Arc::new(Core {
-            born: Born::now(),
+            process: ProcessGuard::now(),
             incarnation: u64::from_ne_bytes(seed) | 1,
             events: Events::new(&runtime, settings.complains)?,
             control: Control::new(directory.clone(), &own_key),
@@ -155,7 +155,7 @@ impl<Q> Core<Q> {
         i: usize,
         init: &QpInit,
         anywhere: bool,
-    ) -> Result<(usize, Arc<dyn HoldingQp>)> {
+    ) -> Result<(usize, Arc<dyn ResumableQp>)> {
         let nics = &self.nics;
         let error = match nics.open(i).and_then(|device| self.make_qp_on(&device, i, i, init)) {
             Err(e) if anywhere && e.errno() == libc::EIO => e,
@@ -183,7 +183,7 @@ impl<Q> Core<Q> {
         at: usize,
         default: usize,
         init: &QpInit,
-    ) -> Result<Arc<dyn HoldingQp>> {
+    ) -> Result<Arc<dyn ResumableQp>> {
         let mut taken = Vec::new();
         loop {
             let qp = match self.nics.holds(at) {

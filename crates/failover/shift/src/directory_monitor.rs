@@ -1,9 +1,9 @@
 //! The directory of this process, and what it reports by itself.
 //!
 //! Which directory it is, the environment says (`UNBROKEN_DIRECTORY`). That a server is lost, or
-//! back, goes into the event log, and that one has never answered goes to stderr too: queue pairs that
-//! are connected lose nothing meanwhile, and those that are to be connected are protected when it is
-//! back.
+//! back, goes into the event log, and that one has never answered goes to stderr too: queue pairs
+//! that are connected lose nothing meanwhile, and those that are to be connected are protected when
+//! it is back.
 
 use crate::lock::lock;
 use crate::worker_queue::{Job, WorkerQueue};

@@ -1,5 +1,5 @@
-//! Keys that are due at some time: what the worker is to do, and when. With thousands of queue pairs
-//! a round of the worker touches those that are due, and no other.
+//! Keys that are due at some time: what the worker is to do, and when. With thousands of queue
+//! pairs a round of the worker touches those that are due, and no other.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;

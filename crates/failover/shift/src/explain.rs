@@ -2,7 +2,7 @@
 
 use crate::nics::NicTable;
 use crate::peer::Peer;
-use unbroken_failover_protocol::{Belief, FailCause, LogicalQp, Reason, SlotPath};
+use unbroken_failover_protocol::{FailCause, Liveness, LogicalQp, Reason, SlotPath};
 use unbroken_runtime::now_us;
 use unbroken_types::WcStatus;
 
@@ -75,11 +75,11 @@ fn paths(nics: &NicTable, lqp: &LogicalQp, peer: &Peer) -> String {
     let mut all: Vec<SlotPath> = lqp.slots().iter().map(|(_, path)| path).collect();
     all.sort_unstable();
     all.dedup();
-    let of = |path: SlotPath| match peer.belief(nics, path) {
-        Belief::Alive => "believed alive",
-        Belief::NoNic => "without a working NIC here",
-        Belief::Silent if peer.control(path.remote).is_none() => "without a NIC of the peer",
-        Belief::Silent => "found dead by probes",
+    let of = |path: SlotPath| match peer.liveness(nics, path) {
+        Liveness::Alive => "believed alive",
+        Liveness::NoNic => "without a working NIC here",
+        Liveness::Silent if peer.control(path.remote).is_none() => "without a NIC of the peer",
+        Liveness::Silent => "found dead by probes",
     };
     let known: Vec<(&str, SlotPath)> = all.into_iter().map(|path| (of(path), path)).collect();
     let mut text = String::new();

@@ -26,7 +26,7 @@ pub(crate) fn idle_hook(core: &Arc<Core<Qp>>) -> IdleHook {
 
 #[cold]
 fn look(core: &Arc<Core<Qp>>) {
-    if core.born.elsewhere() {
+    if core.process.elsewhere() {
         return;
     }
     core.nics.drive_endpoints();

@@ -3,7 +3,7 @@
 //!
 //! From top to bottom; a file uses those below it:
 //!
-//! - [`front`]: what the C layer and the Rust API call.
+//! - [`api`]: what the C layer and the Rust API call.
 //! - `worker`: one thread for each process: device events, control messages, stalls, deadlines.
 //!   Parts of it: `failback` (planned switches: back to the first path, and away from drained NICs)
 //!   `moved_qps` (tells the directory where UD QPs are), and `seekers` (QPs whose peer is not found
@@ -25,6 +25,7 @@
 #![forbid(unsafe_code)]
 
 mod aliases;
+pub mod api;
 mod async_events;
 mod backups;
 mod contexts;
@@ -39,7 +40,6 @@ mod due;
 mod events;
 mod explain;
 mod failback;
-pub mod front;
 mod inbound;
 mod link;
 mod lock;

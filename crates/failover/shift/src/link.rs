@@ -1,5 +1,5 @@
-//! The link of a logical QP to its peer: what the protocol's executor needs of devices, directory and
-//! network.
+//! The link of a logical QP to its peer: what the protocol's executor needs of devices, directory
+//! and network.
 //!
 //! All functions run under the QP's gate. What is decided, and in which order it is done, is
 //! the protocol's; here is how it is done.
@@ -21,22 +21,22 @@ use unbroken_failover_protocol::health::Verdict;
 use unbroken_failover_protocol::message::Body;
 use unbroken_failover_protocol::silence::{Look, ASK_AFTER_US};
 use unbroken_failover_protocol::{
-    Asks, Belief, Config, Ended, Endpoint, Executor, FailCause, LogicalQp, Message, OpenError,
-    Opened, PeerWord, QuiesceError, Reason, Shell, SlotPath, SlotTable, StepError, Way,
+    Asks, Config, Ended, Endpoint, Env, Executor, FailCause, Liveness, LogicalQp, Message,
+    OpenError, Opened, PeerWord, PortPath, QuiesceError, Reason, SlotPath, SlotTable, StepError,
 };
 use unbroken_runtime::now_us;
 use unbroken_types::{Gid, Progress, QpState, Sends, WcStatus, PSN_MASK};
 use unbroken_verbs::{
-    Backlog, Error, HoldingQp, QpModify, RcModify, RecvWr, RemoteNic, Result, SendBatch,
+    Backlog, Error, QpModify, RcModify, RecvWr, RemoteNic, Result, ResumableQp, SendBatch,
 };
 
 /// A QP that is silent on a path that lives is asked how far it is after this time: long before it
 /// counts as wedged.
 const LIVING_PATH_US: u64 = 250_000;
 
-/// The link of a QP with that connection number to the QP `them` of the process `peer`, or why there
-/// can be none. A QP that is not where its number says (`foreign`) needs the peer's word before anything can be sent:
-/// it waits longer for it.
+/// The link of a QP with that connection number to the QP `them` of the process `peer`, or why
+/// there can be none. A QP that is not where its number says (`foreign`) needs the peer's word
+/// before anything can be sent: it waits longer for it.
 pub(crate) fn connect(
     qp: &Qp,
     connection: u32,
@@ -80,7 +80,7 @@ pub(crate) fn connect(
 struct Io<'a> {
     qp: &'a Qp,
     peer: &'a Peer,
-    phys: &'a mut Arc<dyn HoldingQp>,
+    phys: &'a mut Arc<dyn ResumableQp>,
     spare: &'a mut Spare,
     nic: &'a mut usize,
     port: &'a mut u8,
@@ -112,7 +112,7 @@ fn with<R>(qp: &Qp, g: &mut Gate, f: impl FnOnce(&mut Executor, &mut Io<'_>) -> 
     Some(result)
 }
 
-impl Shell for Io<'_> {
+impl Env for Io<'_> {
     fn now_us(&self) -> u64 {
         now_us()
     }
@@ -231,12 +231,12 @@ impl Shell for Io<'_> {
         }
     }
 
-    fn crowd(&self) -> u32 {
+    fn switching_qps(&self) -> u32 {
         self.qp.core.qps.switching()
     }
 
-    fn belief(&self, path: SlotPath) -> Belief {
-        self.peer.belief(&self.qp.core.nics, path)
+    fn liveness(&self, path: SlotPath) -> Liveness {
+        self.peer.liveness(&self.qp.core.nics, path)
     }
 
     fn loses(&self, path: SlotPath) -> bool {
@@ -329,7 +329,7 @@ fn make(
     io: &mut Io<'_>,
     path: SlotPath,
     recvs: &Backlog,
-) -> Result<(usize, Arc<dyn HoldingQp>, Opened)> {
+) -> Result<(usize, Arc<dyn ResumableQp>, Opened)> {
     let (qp, core) = (io.qp, &io.qp.core);
     let nic = usize::from(path.local);
     let device = core
@@ -391,19 +391,23 @@ pub(crate) fn gave_up(qp: &Qp, g: &mut Gate, status: WcStatus) -> Option<(Arc<Pe
 
 /// It has been found out whether a way to the peer lives. A port pair that is not in use is nothing
 /// to the QP; and it leaves a dead one for another of its path, if it can.
-pub(crate) fn verdict(qp: &Qp, g: &mut Gate, clock_us: u64, way: Way, verdict: Verdict) {
-    let now = port_pairs::way(g);
-    let elsewhere = now.is_some_and(|now| now.path == way.path && now.lane != way.lane)
-        || now.is_none() && way.lane > 0;
+pub(crate) fn verdict(qp: &Qp, g: &mut Gate, clock_us: u64, port_path: PortPath, verdict: Verdict) {
+    let now = port_pairs::port_path(g);
+    let elsewhere = now
+        .is_some_and(|now| now.path == port_path.path && now.port_pair != port_path.port_pair)
+        || now.is_none() && port_path.port_pair > 0;
     let fails = g.link.as_ref().is_some_and(|link| link.executor.gave_up_with().is_some());
     let leaves = verdict == Verdict::Dead
-        && now == Some(way)
+        && now == Some(port_path)
         && !fails
-        && port_pairs::leave(qp, g, clock_us, way.lane);
-    match elsewhere || leaves || now.is_some_and(|now| now.path != way.path && way.lane > 0) {
+        && port_pairs::leave(qp, g, clock_us, port_path.port_pair);
+    match elsewhere
+        || leaves
+        || now.is_some_and(|now| now.path != port_path.path && port_path.port_pair > 0)
+    {
         true => beliefs_changed(qp, g),
         false => {
-            with(qp, g, |executor, io| executor.verdict(io, way.path, verdict));
+            with(qp, g, |executor, io| executor.verdict(io, port_path.path, verdict));
         }
     }
 }

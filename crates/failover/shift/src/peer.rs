@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use unbroken_directory::{Directory, NicRecord, ProcessRecord};
 use unbroken_failover_protocol::health::{HealthConfig, PeerHealth};
-use unbroken_failover_protocol::{Belief, SlotPath};
+use unbroken_failover_protocol::{Liveness, SlotPath};
 use unbroken_types::Gid;
 use unbroken_verbs::RemoteKeys;
 
@@ -89,19 +89,19 @@ impl Peer {
     }
 
     /// What to believe of a path to it.
-    pub(crate) fn belief(&self, nics: &NicTable, path: SlotPath) -> Belief {
+    pub(crate) fn liveness(&self, nics: &NicTable, path: SlotPath) -> Liveness {
         if !nics.usable(path.local.into()) {
-            Belief::NoNic
+            Liveness::NoNic
         } else if self.control(path.remote).is_none() || self.health().is_dead(path) {
-            Belief::Silent
+            Liveness::Silent
         } else if self.health().is_shunned(path) {
             // As below.
-            Belief::Silent
+            Liveness::Silent
         } else if nics.drained(path.local.into()) && nics.undrained_elsewhere(path.local.into()) {
             // It is not chosen; the peer, who does not know of it, is followed there.
-            Belief::Silent
+            Liveness::Silent
         } else {
-            Belief::Alive
+            Liveness::Alive
         }
     }
 

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use unbroken_types::{Progress, QpState, WcStatus};
 use unbroken_verbs::{
-    Backlog, DeviceQp, Error, HoldingQp, QpModify, QpSnapshot, RcModify, RecvWr, Result, SendBatch,
-    SendWr,
+    Backlog, DeviceQp, Error, QpModify, QpSnapshot, RcModify, RecvWr, Result, ResumableQp,
+    SendBatch, SendWr,
 };
 
 /// Why a QP on such a device is not protected.
@@ -48,7 +48,7 @@ impl DeviceQp for Plain {
     }
 }
 
-impl HoldingQp for Plain {
+impl ResumableQp for Plain {
     /// Nothing else is known of it.
     fn progress(&self) -> Progress {
         Progress { state: self.state(), ..Progress::default() }
@@ -72,8 +72,8 @@ impl HoldingQp for Plain {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::{Context, QpRequest, System};
     use crate::core::Core;
-    use crate::front::{Context, QpRequest, System};
     use crate::soft;
     use unbroken_runtime::Runtime;
     use unbroken_softnic::{Config, DeviceKind, NicSource};

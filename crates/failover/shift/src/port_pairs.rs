@@ -1,7 +1,7 @@
 //! Port pairs: a QP goes over other ports of its NICs by automatic path migration, where they have
 //! several, before it goes to other NICs. Port 1 here and port 1 there are a pair, and so on.
 //!
-//! What is to be done, the failover protocol's `lanes` decides (its *lane* is a port pair); here is
+//! What is to be done, the failover protocol's `port_pairs` decides; here is
 //! how it is done. A pair is *loaded* as the alternate path with the attributes by which a program
 //! connects a QP, or a switch the next life of it; later by the worker, which looks at all QPs
 //! where something has changed, and once a second, when it also asks the pairs that are not in use
@@ -26,8 +26,8 @@ use crate::qp::{Gate, Qp};
 use crate::settings::{PortUse, Settings};
 use std::sync::Arc;
 use unbroken_failover_protocol::choice::may_go_home;
-use unbroken_failover_protocol::lanes::{Lanes, Step};
-use unbroken_failover_protocol::{Policy, SlotPath, SlotTable, Way};
+use unbroken_failover_protocol::port_pairs::{PortPairs, Step};
+use unbroken_failover_protocol::{Policy, PortPath, SlotPath, SlotTable};
 use unbroken_runtime::now_us;
 use unbroken_types::{PathMigState, QpState};
 use unbroken_verbs::{QpModify, RcModify};
@@ -111,27 +111,27 @@ impl PathPorts<'_> {
     }
 
     /// What is known, where the device has these attributes.
-    fn pairs(&self, clock_us: u64, attrs: &QpModify) -> Lanes {
+    fn pairs(&self, clock_us: u64, attrs: &QpModify) -> PortPairs {
         let (home, count) = (self.home(), self.count());
         let reached =
             |pair| self.peer.port(self.path.remote, pair).is_some_and(|port| port.qpn != 0);
         let reached: u8 = (0..count).filter(|pair| reached(*pair)).map(|pair| 1 << pair).sum();
         let health = self.peer.health();
-        let way = |pair| Way { path: self.path, lane: pair };
+        let port_path = |pair| PortPath { path: self.path, port_pair: pair };
         let alive = (0..count)
-            .filter(|pair| health.may_carry(way(*pair)))
+            .filter(|pair| health.may_carry(port_path(*pair)))
             .map(|pair| 1 << pair)
             .sum::<u8>();
         // With another timeout than the program's it is to be loaded anew.
         let loaded = attrs.alternate.filter(|_| attrs.rc.alternate == Some(self.timeout()));
-        Lanes {
+        PortPairs {
             now: pair_of(self.port),
             home,
             count,
             migration: attrs.rc.migration.unwrap_or(PathMigState::Migrated),
             loaded: loaded.map(|path| pair_of(path.port)),
             alive: alive & reached,
-            home_is_steady: self.settings.fails_back && health.is_steady(clock_us, way(home)),
+            home_is_steady: self.settings.fails_back && health.is_steady(clock_us, port_path(home)),
         }
     }
 
@@ -170,7 +170,7 @@ fn know_path(nics: &NicTable, peer: &Peer, path: SlotPath, clock_us: u64) {
     let at = |pair| LocalPort { nic: path.local.into(), pair };
     let mut health = peer.health();
     for pair in pairs {
-        health.add(Way { path, lane: pair });
+        health.add(PortPath { path, port_pair: pair });
         health.set_port(clock_us, path.local, pair, nics.port_works(at(pair)));
     }
 }
@@ -218,9 +218,9 @@ pub(crate) fn lacks_pair(qp: &Qp, g: &mut Gate, clock_us: u64) -> bool {
 }
 
 /// The way that carries a connected QP now, while it is not between two paths.
-pub(crate) fn way(g: &Gate) -> Option<Way> {
+pub(crate) fn port_path(g: &Gate) -> Option<PortPath> {
     let path = g.link.as_ref()?.executor().active_path()?;
-    Some(Way { path, lane: pair_of(g.port) })
+    Some(PortPath { path, port_pair: pair_of(g.port) })
 }
 
 /// Where a connected QP is, if it is on a path, with its physical QP's attributes; what the device
@@ -253,7 +253,7 @@ fn with<R>(
         app: &g.app,
     };
     if let Some(pair) = left.filter(|pair| *pair == ports.home() && *pair != pair_of(ports.port)) {
-        ports.peer.health().fails(clock_us, Way { path, lane: pair });
+        ports.peer.health().fails(clock_us, PortPath { path, port_pair: pair });
     }
     Some(f(&ports, &attrs))
 }
@@ -309,14 +309,14 @@ pub(crate) fn ask_others(qp: &Qp, g: &mut Gate, clock_us: u64) {
     let asked = with(qp, g, clock_us, |ports, _| {
         (0..ports.count())
             .filter(|pair| *pair != pair_of(ports.port))
-            .map(|pair| Way { path: ports.path, lane: pair })
+            .map(|pair| PortPath { path: ports.path, port_pair: pair })
             .collect::<Vec<_>>()
     });
     let Some(peer) = g.link.as_ref().map(|link| Arc::clone(link.peer())) else { return };
     let mut health = peer.health();
-    for way in asked.unwrap_or_default() {
-        if health.may_carry(way) {
-            health.ask(clock_us, way, clock_us);
+    for port_path in asked.unwrap_or_default() {
+        if health.may_carry(port_path) {
+            health.ask(clock_us, port_path, clock_us);
         }
     }
 }

@@ -32,10 +32,10 @@ use crate::qps::LogicalId;
 use crate::random;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
-use unbroken_failover_protocol::Way;
+use unbroken_failover_protocol::PortPath;
 use unbroken_runtime::now_us;
 use unbroken_types::{Gid, PdHandle, QpCaps, QpState, QpType, Wc, WcStatus, PSN_MASK};
-use unbroken_verbs::{Backlog, Cq, HoldingQp, QpEvent, QpInit, QpModify, Srq};
+use unbroken_verbs::{Backlog, Cq, QpEvent, QpInit, QpModify, ResumableQp, Srq};
 
 /// What the application asks for when it makes a QP.
 #[derive(Clone)]
@@ -65,7 +65,7 @@ use seeks::Seeks;
 /// What carries the QP and what was set.
 pub(crate) struct Gate {
     /// The physical QP of the present life.
-    pub(crate) phys: Arc<dyn HoldingQp>,
+    pub(crate) phys: Arc<dyn ResumableQp>,
     /// Index of its NIC.
     pub(crate) nic: usize,
     /// The port of that NIC, from 1. A QP that has moved begins on port 1.
@@ -75,7 +75,7 @@ pub(crate) struct Gate {
     /// The port that it has migrated from, which nobody has looked at yet.
     pub(crate) left_port: Option<u8>,
     /// Where it was when its progress was looked at last.
-    pub(crate) looked_at: Option<Way>,
+    pub(crate) looked_at: Option<PortPath>,
     /// Packets of the physical QP that were acknowledged, and sent again, by then.
     pub(crate) sent: (u64, u64),
     /// All attributes that the application set, the latest of each.

@@ -5,8 +5,8 @@
 //! that has just died: its posts fail, it says that it is not alive, and no event has told anybody
 //! yet. Both QPs of a connection are in this process, on two NICs.
 
+use crate::api::{Context, Qp, QpRequest, System};
 use crate::core::Core;
-use crate::front::{Context, Qp, QpRequest, System};
 use crate::link;
 use crate::nic_set::NicSet;
 use crate::soft;
@@ -24,9 +24,9 @@ use unbroken_types::{
 };
 use unbroken_verbs::{
     Backlog, Capabilities, CompChannel, Cq, Device, DeviceAttr, DeviceCounters, DeviceEvent,
-    DeviceQp, Error, EventSink, HoldingQp, KeyRow, LimitHook, MemoryDomain, MrKeys, OverrunHook,
-    PortAttr, QpEvent, QpInit, QpModify, QpSnapshot, RcModify, RecvWr, Result, SendBatch, SendWr,
-    Srq, SrqAttr, UdAliases,
+    DeviceQp, Error, EventSink, KeyRow, LimitHook, MemoryDomain, MrKeys, OverrunHook, PortAttr,
+    QpEvent, QpInit, QpModify, QpSnapshot, RcModify, RecvWr, Result, ResumableQp, SendBatch,
+    SendWr, Srq, SrqAttr, UdAliases,
 };
 
 mod backups;

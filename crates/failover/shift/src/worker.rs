@@ -33,7 +33,9 @@ use unbroken_failover_protocol::health::{Answer, Verdict};
 use unbroken_failover_protocol::message::{Body, KeyName, Probe};
 use unbroken_failover_protocol::repeats::Repeats;
 use unbroken_failover_protocol::silence::{judge, ASK_AFTER_US};
-use unbroken_failover_protocol::{Belief, Endpoint, Message, PeerWord, Reason, SlotPath, Way};
+use unbroken_failover_protocol::{
+    Endpoint, Liveness, Message, PeerWord, PortPath, Reason, SlotPath,
+};
 use unbroken_runtime::now_us;
 use unbroken_types::WcStatus;
 use unbroken_verbs::DeviceEvent;
@@ -75,7 +77,8 @@ struct Worker {
     unread: Vec<LogicalId>,
     /// A switch that began lately is young until then.
     young_until_us: u64,
-    /// There were jobs in the last round: see [`WorkerQueue::linger`](crate::worker_queue::WorkerQueue::linger).
+    /// There were jobs in the last round: see
+    /// [`WorkerQueue::linger`](crate::worker_queue::WorkerQueue::linger).
     lingers: bool,
     /// On the worker's own clock.
     look_at_us: u64,
@@ -376,16 +379,16 @@ impl Worker {
         } else if status == WcStatus::FatalErr {
             link::suspect(&qp, &mut g, Reason::DeviceFatal);
         } else if let Some((peer, path)) = link::gave_up(&qp, &mut g, status) {
-            let (clock_us, way) =
-                (self.clock_us(), Way { path, lane: port_pairs::pair_of(g.port) });
+            let (clock_us, port_path) =
+                (self.clock_us(), PortPath { path, port_pair: port_pairs::pair_of(g.port) });
             if self.repeats.entry(nic).or_default().fails(clock_us, status) {
                 // It is not gone back to at once.
-                peer.health().fails(clock_us, way);
+                peer.health().fails(clock_us, port_path);
                 return link::suspect(&qp, &mut g, Reason::QpFailed(status));
             }
-            let answer = peer.health().ask(clock_us, way, clock_us);
+            let answer = peer.health().ask(clock_us, port_path, clock_us);
             if answer == Answer::Dead {
-                link::verdict(&qp, &mut g, clock_us, way, Verdict::Dead);
+                link::verdict(&qp, &mut g, clock_us, port_path, Verdict::Dead);
             }
         }
     }
@@ -540,7 +543,7 @@ impl Worker {
                 let rails = (0..peer.nic_count()).map(|k| (local + k) % peer.nic_count());
                 let mut candidates = rails.map(|remote| SlotPath { local, remote });
                 let Some(path) =
-                    candidates.find(|path| peer.belief(&core.nics, *path) == Belief::Alive)
+                    candidates.find(|path| peer.liveness(&core.nics, *path) == Liveness::Alive)
                 else {
                     continue;
                 };

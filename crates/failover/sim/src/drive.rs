@@ -8,7 +8,7 @@ use crate::world::{endpoint, logical_qpn, Event, Violation, World};
 use unbroken_failover_protocol::health::{Answer, Verdict};
 use unbroken_failover_protocol::message::{Body, Probe, RefuseReason};
 use unbroken_failover_protocol::silence::{judge, ASK_AFTER_US};
-use unbroken_failover_protocol::{Message, Reason, Shell, SlotPath, State};
+use unbroken_failover_protocol::{Env, Message, Reason, SlotPath, State};
 use unbroken_roce::RcEvent;
 use unbroken_types::{QpState, RecvWr, WcOpcode, PSN_MASK};
 use unbroken_wire::Packet;
@@ -385,7 +385,7 @@ impl World {
         if self.health[host].poll_timeout().is_some_and(|at| at <= self.now_us) {
             self.health[host].handle_timeout(self.now_us);
         }
-        while let Some((way, sequence)) = self.health[host].poll_probe(self.now_us) {
+        while let Some((port_path, sequence)) = self.health[host].poll_probe(self.now_us) {
             if self.knows_peer_ended(host) {
                 for qp in 0..self.ends[host].len() {
                     self.with(host, qp, |executor, io| executor.peer_gone(io));
@@ -393,7 +393,7 @@ impl World {
             }
             let body = Body::Probe(Probe { sequence, sent_us: self.now_us });
             let message = Message { from: endpoint(host, 0), to: endpoint(1 - host, 0), body };
-            self.send_control(host, way.path, &message);
+            self.send_control(host, port_path.path, &message);
         }
         let at = self.health[host].poll_timeout().unwrap_or(u64::MAX);
         if at < self.health_at_us[host] {
@@ -401,8 +401,8 @@ impl World {
             self.push(at.max(self.now_us + 1), Event::Health { host });
         }
         let mut said = false;
-        while let Some((way, verdict)) = self.health[host].poll_verdict() {
-            self.verdict(host, way.path, verdict);
+        while let Some((port_path, verdict)) = self.health[host].poll_verdict() {
+            self.verdict(host, port_path.path, verdict);
             said = true;
         }
         if said {

@@ -19,15 +19,15 @@
 //! 7. however a path flaps, a QP goes home once in a time only; and where keys are each NIC's own,
 //!    a NIC is never given a key of another.
 //!
-//! A *mutant* ([`Mutant`], with the feature `mutants`) leaves one rule of the design out; the checks
-//! must notice each.
+//! A *mutant* ([`Mutant`], with the feature `mutants`) leaves one rule of the design out; the
+//! checks must notice each.
 #![forbid(unsafe_code)]
 
 pub mod app;
 mod drive;
 pub mod end;
+mod env;
 pub mod flush;
-mod hands;
 mod home;
 pub mod memory;
 mod mutants;

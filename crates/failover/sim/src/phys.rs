@@ -107,7 +107,7 @@ impl Phys {
             wc_qpn: if kind.plain { qpn } else { wc_qpn },
             caps,
             pd: PD,
-            hold_on_failure: !kind.plain,
+            suspend_on_error: !kind.plain,
             sq_sig_all: false,
             cwnd_max_packets: 64,
         });

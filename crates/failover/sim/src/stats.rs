@@ -98,7 +98,7 @@ impl Stats {
         ("chained", |s| s.chained, 100),
         ("stalls", |s| s.stalls, 15),
         ("wedged", |s| s.wedged, 15),
-        ("one-way", |s| s.one_way, 200),
+        ("one-port_path", |s| s.one_way, 200),
         ("stops", |s| s.stops, 60),
         ("crashes", |s| s.crashes, 30),
         ("refusals", |s| s.refusals, 20),

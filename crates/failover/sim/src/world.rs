@@ -2,8 +2,8 @@
 
 use crate::app::App;
 use crate::end::{app, ready_to_receive, ready_to_send, End, Life, Wcs, SQ_DEPTH};
+use crate::env::SimEnv;
 use crate::flush::Flush;
-use crate::hands::Hands;
 use crate::home;
 use crate::memory::HostMemory;
 use crate::mutants::Mutant;
@@ -18,7 +18,7 @@ use std::collections::BinaryHeap;
 use std::sync::Arc;
 use unbroken_failover_protocol::health::{PeerHealth, Verdict};
 use unbroken_failover_protocol::{
-    Belief, Config, Endpoint, Executor, LogicalQp, Message, Policy, Reason, SlotPath, SlotTable,
+    Config, Endpoint, Executor, Liveness, LogicalQp, Message, Policy, Reason, SlotPath, SlotTable,
     State,
 };
 use unbroken_types::{Gid, SendFlags};
@@ -335,7 +335,7 @@ impl World {
         for host in 0..2 {
             for qp in 0..self.plan.qps.len() {
                 self.push(0, Event::App { host, qp });
-                self.with(host, qp, |executor, hands| executor.beliefs_changed(hands));
+                self.with(host, qp, |executor, env| executor.beliefs_changed(env));
             }
         }
         if self.plan.goes_home {
@@ -431,17 +431,17 @@ impl World {
     // ---- beliefs and suspicions ----
 
     /// What a host knows of a path.
-    pub(crate) fn belief(&self, host: usize, path: SlotPath) -> Belief {
+    pub(crate) fn liveness(&self, host: usize, path: SlotPath) -> Liveness {
         let (local, remote) = (usize::from(path.local), usize::from(path.remote));
         if !self.net.nic_works(host, local) {
-            Belief::NoNic
+            Liveness::NoNic
         } else if !self.net.connected(local, remote)
             || self.health[host].is_dead(path)
             || self.health[host].is_shunned(path)
         {
-            Belief::Silent
+            Liveness::Silent
         } else {
-            Belief::Alive
+            Liveness::Alive
         }
     }
 
@@ -461,13 +461,13 @@ impl World {
     pub(crate) fn verdict(&mut self, host: usize, path: SlotPath, verdict: Verdict) {
         self.say(|| format!("host {host} finds {path:?} {verdict:?}"));
         for qp in 0..self.ends[host].len() {
-            self.watched(host, qp, |executor, hands| executor.verdict(hands, path, verdict));
+            self.watched(host, qp, |executor, env| executor.verdict(env, path, verdict));
         }
     }
 
     /// The end suspects its path.
     pub(crate) fn suspect(&mut self, host: usize, qp: usize, reason: Reason) {
-        self.watched(host, qp, |executor, hands| executor.suspect(hands, reason));
+        self.watched(host, qp, |executor, env| executor.suspect(env, reason));
     }
 
     /// Lets an executor work, and counts whether a switch began by it.
@@ -475,7 +475,7 @@ impl World {
         &mut self,
         host: usize,
         qp: usize,
-        f: impl FnOnce(&mut Executor, &mut Hands<'_>) -> R,
+        f: impl FnOnce(&mut Executor, &mut SimEnv<'_>) -> R,
     ) -> R {
         let before = self.ends[host][qp].lqp().clone();
         let result = self.with(host, qp, f);

@@ -315,7 +315,7 @@ mod tests {
                 let mut done = 0;
                 while done < 3 * 2_000_000 {
                     let n = taken.swap(0, Relaxed);
-                    assert!(n <= ROOM, "more than the room was on its way");
+                    assert!(n <= ROOM, "more than the room was on its direction");
                     c.take(n);
                     done += n;
                     std::thread::yield_now();

@@ -5,7 +5,7 @@
 //! each of its rounds.
 
 use crate::config::NicName;
-use crate::fault::{Fault, Impairment, Place, Rail, Way};
+use crate::fault::{Direction, Fault, Impairment, Place, Rail};
 use crate::kind::Kind;
 
 /// Where a fault is, as numbers.
@@ -42,7 +42,7 @@ pub(crate) enum SpotKind {
 pub(crate) struct Entry {
     pub(crate) kind: Kind,
     pub(crate) spot: Spot,
-    pub(crate) way: Way,
+    pub(crate) direction: Direction,
     /// What the kind makes of it: a share, a rate, a time.
     pub(crate) value: u64,
     /// The second value: length of a burst, time of holding back, time up.
@@ -58,29 +58,48 @@ impl Entry {
     /// What tells this fault from others; values and times do not.
     pub(crate) fn what(&self) -> u64 {
         let Spot { kind, host, index, port } = self.spot;
-        u64::from_le_bytes([self.kind as u8, host, index, self.way as u8, kind as u8, port, 0, 0])
+        u64::from_le_bytes([
+            self.kind as u8,
+            host,
+            index,
+            self.direction as u8,
+            kind as u8,
+            port,
+            0,
+            0,
+        ])
     }
 
     /// The inverse of [`Entry::what`]: kind, place and direction. `None`: free, or of a newer
     /// program, and not ours to apply.
     pub(crate) fn from_what(what: u64) -> Option<Entry> {
-        let [kind, host, index, way, spot, port, ..] = what.to_le_bytes();
+        let [kind, host, index, direction, spot, port, ..] = what.to_le_bytes();
         let kind = *Kind::ALL.iter().find(|k| **k as u8 == kind)?;
-        let way = *[Way::Both, Way::Tx, Way::Rx].get(usize::from(way))?;
+        let direction =
+            *[Direction::Both, Direction::Tx, Direction::Rx].get(usize::from(direction))?;
         let spot = *[SpotKind::Nic, SpotKind::Cable, SpotKind::Switch, SpotKind::Spine]
             .get(usize::from(spot))?;
         let spot = Spot { kind: spot, host, index, port };
-        Some(Entry { kind, spot, way, value: 0, more: 0, from_us: 0, lasts_us: 0, every_us: 0 })
+        Some(Entry {
+            kind,
+            spot,
+            direction,
+            value: 0,
+            more: 0,
+            from_us: 0,
+            lasts_us: 0,
+            every_us: 0,
+        })
     }
 
     /// A fault at a place; it has no times yet.
     pub(crate) fn of(fault: &Fault, spot: Spot) -> Entry {
-        let (way, value, more) = match *fault {
-            Fault::NicDead(_) | Fault::WqeError(_) => (Way::Both, 0, 0),
-            Fault::NicDown(_) | Fault::CableCut(_) => (Way::Both, 0, 0),
-            Fault::SwitchDown { .. } | Fault::SpineDown => (Way::Both, 0, 0),
-            Fault::Flap { down_us, up_us, .. } => (Way::Both, down_us, up_us),
-            Fault::Impaired { way, what, .. } => {
+        let (direction, value, more) = match *fault {
+            Fault::NicDead(_) | Fault::WqeError(_) => (Direction::Both, 0, 0),
+            Fault::NicDown(_) | Fault::CableCut(_) => (Direction::Both, 0, 0),
+            Fault::SwitchDown { .. } | Fault::SpineDown => (Direction::Both, 0, 0),
+            Fault::Flap { down_us, up_us, .. } => (Direction::Both, down_us, up_us),
+            Fault::Impaired { direction, what, .. } => {
                 let (value, more) = match what {
                     Impairment::Loss { ppm }
                     | Impairment::Corrupt { ppm }
@@ -90,10 +109,19 @@ impl Entry {
                     Impairment::Rate { bits_per_s } => (bits_per_s, 0),
                     Impairment::Delay { us } | Impairment::Jitter { us } => (us, 0),
                 };
-                (way, value, more)
+                (direction, value, more)
             }
         };
-        Entry { kind: fault.kind(), spot, way, value, more, from_us: 0, lasts_us: 0, every_us: 0 }
+        Entry {
+            kind: fault.kind(),
+            spot,
+            direction,
+            value,
+            more,
+            from_us: 0,
+            lasts_us: 0,
+            every_us: 0,
+        }
     }
 
     /// The fault, given the name of its host ("" for a switch, and for the spine).
@@ -130,7 +158,7 @@ impl Entry {
             Kind::Delay => Impairment::Delay { us: value },
             Kind::Jitter => Impairment::Jitter { us: value },
         };
-        Fault::Impaired { place, way: self.way, what }
+        Fault::Impaired { place, direction: self.direction, what }
     }
 
     /// For how long of each round it holds, and the length of a round; 0 for a round that does not

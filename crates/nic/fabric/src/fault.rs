@@ -14,7 +14,7 @@ use crate::units::{Rate, Share, TimeUs};
 
 /// The direction of an impairment, seen from the NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Direction {
     /// What a NIC sends and what it receives. Of a switch: what enters it, so that a packet is
     /// struck once; a rate: both.
     Both,
@@ -147,7 +147,7 @@ pub enum Fault {
         /// Where.
         place: Place,
         /// Which packets.
-        way: Way,
+        direction: Direction,
         /// What happens to them.
         what: Impairment,
     },
@@ -214,13 +214,13 @@ impl fmt::Display for Fault {
             Fault::CableCut(nic) => write!(f, "cable {nic} cut"),
             Fault::SwitchDown { rail } => write!(f, "switch {rail} down"),
             Fault::SpineDown => write!(f, "spine down"),
-            Fault::Impaired { place, way, what } => {
-                let way = match way {
-                    Way::Both => "",
-                    Way::Tx => " tx",
-                    Way::Rx => " rx",
+            Fault::Impaired { place, direction, what } => {
+                let direction = match direction {
+                    Direction::Both => "",
+                    Direction::Tx => " tx",
+                    Direction::Rx => " rx",
                 };
-                write!(f, "{} {place}{way} {what}", what.name())
+                write!(f, "{} {place}{direction} {what}", what.name())
             }
             Fault::Flap { place, down_us, up_us } => {
                 write!(f, "flap {place} down={} up={}", TimeUs(*down_us), TimeUs(*up_us))

@@ -5,7 +5,7 @@
 
 use crate::config::NicName;
 use crate::error::{FabricError, Result};
-use crate::fault::{Fault, Impairment, Place, Rail, Way};
+use crate::fault::{Direction, Fault, Impairment, Place, Rail};
 use crate::kind::{Kind, FAULT_FORMS};
 use crate::units::{parse_rate, parse_share, parse_time_us, Share, FULL_PPM};
 
@@ -47,17 +47,17 @@ pub(crate) fn parse_selector(text: &str) -> Result<(String, Fault)> {
         ("nic" | "cable" | "switch" | "spine", _) => return Err(error),
         _ => {
             let place = words.place()?;
-            let way = words.way()?;
+            let direction = words.direction()?;
             if !words.rest.is_empty() {
                 return Err(error);
             }
             let what = Impairment::Loss { ppm: FULL_PPM };
-            let text = match way {
-                Way::Both => format!("{word} {place}"),
-                Way::Tx => format!("{word} {place} tx"),
-                Way::Rx => format!("{word} {place} rx"),
+            let text = match direction {
+                Direction::Both => format!("{word} {place}"),
+                Direction::Tx => format!("{word} {place} tx"),
+                Direction::Rx => format!("{word} {place} rx"),
             };
-            return Ok((text, Fault::Impaired { place, way, what }));
+            return Ok((text, Fault::Impaired { place, direction, what }));
         }
     };
     Ok((format!("{word} {}", words.rest[0]), example))
@@ -163,10 +163,10 @@ impl<'a> Words<'a> {
 
     fn impaired(mut self) -> Result<Fault> {
         let place = self.place()?;
-        let way = self.way()?;
+        let direction = self.direction()?;
         let what = self.impairment()?;
         self.nothing_more(" (a direction is 'tx' or 'rx')")?;
-        Ok(Fault::Impaired { place, way, what })
+        Ok(Fault::Impaired { place, direction, what })
     }
 
     /// All words have been understood.
@@ -223,14 +223,14 @@ impl<'a> Words<'a> {
     }
 
     /// Takes the direction, if one is there.
-    fn way(&mut self) -> Result<Way> {
+    fn direction(&mut self) -> Result<Direction> {
         let found: Vec<&str> =
             self.rest.iter().copied().filter(|w| matches!(*w, "tx" | "rx")).collect();
         self.rest.retain(|w| !matches!(*w, "tx" | "rx"));
         match found[..] {
-            [] => Ok(Way::Both),
-            ["tx"] => Ok(Way::Tx),
-            ["rx"] => Ok(Way::Rx),
+            [] => Ok(Direction::Both),
+            ["tx"] => Ok(Direction::Tx),
+            ["rx"] => Ok(Direction::Rx),
             _ => {
                 Err(self
                     .wrong("there is more than one direction; without one both are meant".into()))

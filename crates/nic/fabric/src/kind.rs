@@ -1,9 +1,12 @@
 //! The kinds of faults, declared once.
 //!
 //! A new kind is a row here. The compiler then asks for the rest: what it is in words (`fault`,
-//! `grammar`), as numbers (`entry`), what it does to a NIC (`view`) or to packets (`conditions`),
-//! and where it is (`fabric`). The help of the command shows the row by itself; the tests ask for a
-//! line in docs/reference/faults.md, and that random schedules and `tests/e2e/test_churn.py` know it.
+//! `grammar`), as numbers (`entry`), what it does to a NIC (`view`) or to packets (`conditions`,
+//! and softnic's `engine/impair.rs`), and where it is (`fabric`). The help of the command shows the
+//! row by itself; the tests ask for a line in docs/reference/faults.md, and that random schedules
+//! (`random`) and `tests/e2e/test_churn.py` know it. Its end-to-end test goes to
+//! `tests/e2e/test_survival.py`. A fault changes nothing that senders account for: a packet that
+//! is cut short, for one, would give back less credit than was taken for it.
 
 /// A form of a fault, for help and errors.
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +75,7 @@ kinds! {
     Rate = 8:
         "rate", "rate a/0 1Gbit", "all processes of the NIC together send, and receive, no more than that at each port";
     Delay = 9:
-        "delay", "delay a/0 5ms", "packets are late by this, each way";
+        "delay", "delay a/0 5ms", "packets are late by this, each direction";
         "delay", "delay a/0/2 5ms", "the same for port 2 alone, as 'delay rail0b 5ms' for all second ports; so can all that packets suffer";
     Jitter = 10:
         "jitter", "jitter a/0 1ms", "packets are late by a random time up to this, in order";

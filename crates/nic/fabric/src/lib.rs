@@ -51,7 +51,7 @@ pub use config::{
 pub use credit::{packet_cost, Credit, PATIENCE_US};
 pub use error::FabricError;
 pub use fabric::{ActiveFault, Fabric, Schedule};
-pub use fault::{Fault, Impairment, Place, Rail, Selector, Way};
+pub use fault::{Direction, Fault, Impairment, Place, Rail, Selector};
 pub use gap::{Gap, GapRecorder, GapReport, GAP_MIN_US, GAP_RING};
 pub use kind::{FaultForm, FAULT_FORMS};
 pub use line::Line;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::config::NicName;
 use crate::fabric::Schedule;
-use crate::fault::{Fault, Impairment, Place, Rail, Way};
+use crate::fault::{Direction, Fault, Impairment, Place, Rail};
 use crate::kind::{Kind, Sort};
 
 /// Faults of a schedule.
@@ -96,8 +96,8 @@ fn fault(dice: &mut Dice, kind: Kind, nic: NicName) -> Fault {
         Kind::Jitter => Impairment::Jitter { us: dice.range(1..20) * 100 },
     };
     let place = place(dice, nic);
-    let way = [Way::Both, Way::Tx, Way::Rx][dice.below(3) as usize];
-    Fault::Impaired { place, way, what }
+    let direction = [Direction::Both, Direction::Tx, Direction::Rx][dice.below(3) as usize];
+    Fault::Impaired { place, direction, what }
 }
 
 fn place(dice: &mut Dice, nic: NicName) -> Place {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::conditions::Conditions;
 use crate::config::MAX_PORTS;
 use crate::entry::{Entry, SpotKind};
-use crate::fault::Way;
+use crate::fault::Direction;
 use crate::faultpage::{FaultPage, QUICK_TRIES};
 use crate::kind::Kind;
 use crate::map::Mapped;
@@ -119,10 +119,12 @@ impl Outlook {
                 for (_, [tx, rx]) in
                     (1..).zip(&mut self.ports).filter(|(port, _)| entry.spot.strikes(*port))
                 {
-                    if entry.way != Way::Rx {
+                    if entry.direction != Direction::Rx {
                         tx.add(entry);
                     }
-                    if entry.way == Way::Rx || entry.way == Way::Both && !switch {
+                    if entry.direction == Direction::Rx
+                        || entry.direction == Direction::Both && !switch
+                    {
                         rx.add(entry);
                     }
                 }

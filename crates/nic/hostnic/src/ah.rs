@@ -3,8 +3,8 @@
 //! Making one asks the network for the peer's link address, which takes seconds where nobody
 //! answers. A program that sends a datagram waits for that, as for its own `ibv_create_ah`. What
 //! carries messages of failover never does: for such a QP handles are made by a thread of the
-//! device ([`Resolver`]), and a datagram to where none is yet is refused, so that its sender says it
-//! again. They are asked for ahead ([`AddressHandles::prepare`]), while everything works.
+//! device ([`Resolver`]), and a datagram to where none is yet is refused, so that its sender says
+//! it again. They are asked for ahead ([`AddressHandles::prepare`]), while everything works.
 //!
 //! ```text
 //! unknown ──> asked ──> handle ──(older than REFRESH)──> asked, the old one is used meanwhile
@@ -191,8 +191,8 @@ impl AddressHandles {
         }
     }
 
-    /// Sees to it that there is a handle, or soon is. True: the caller is to make it. An error where
-    /// nobody was there a moment ago.
+    /// Sees to it that there is a handle, or soon is. True: the caller is to make it. An error
+    /// where nobody was there a moment ago.
     fn ask_for(&self, key: Key) -> Result<bool> {
         let mut handles = lock(&self.table.handles);
         let room = handles.by_path.len() < MOST;

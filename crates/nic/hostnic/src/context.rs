@@ -96,7 +96,8 @@ impl Context {
         })
     }
 
-    /// Whether a protection domain and a CQ can be made: of a device that is being reset neither can.
+    /// Whether a protection domain and a CQ can be made: of a device that is being reset neither
+    /// can.
     pub(crate) fn makes_queues(&self) -> bool {
         // SAFETY: an open context; what is made is ended at once, and only what was made.
         unsafe {

@@ -29,7 +29,7 @@ const FIRST_ENTRIES: u32 = 1024;
 /// Batches that one call fetches, so that it ends.
 const MAX_BATCHES: usize = 64;
 
-struct Turn {
+struct PollState {
     wcs: [Wc; BATCH],
 }
 
@@ -42,7 +42,7 @@ pub(crate) struct HostCq {
     /// Names it in the events of the provider's channel.
     pub(crate) cookie: u64,
     ring: OnceLock<Weak<Cq>>,
-    turn: Mutex<Turn>,
+    turn: Mutex<PollState>,
     /// Entries that the provider's queue has.
     entries: AtomicU32,
     /// Entries that the ring had when a QP was made last: as many as its QPs need.
@@ -86,7 +86,7 @@ impl HostCq {
             req_notify,
             cookie,
             ring: OnceLock::new(),
-            turn: Mutex::new(Turn { wcs: [Wc::default(); BATCH] }),
+            turn: Mutex::new(PollState { wcs: [Wc::default(); BATCH] }),
             // SAFETY: just made.
             entries: AtomicU32::new(unsafe { (*raw).cqe }.max(0) as u32),
             room: AtomicU32::new(0),
@@ -144,7 +144,7 @@ impl HostCq {
         }
     }
 
-    fn fetch_in_turn(&self, turn: &mut Turn, ring: &Cq) {
+    fn fetch_in_turn(&self, turn: &mut PollState, ring: &Cq) {
         for _ in 0..MAX_BATCHES {
             let room = self.room.load(Ordering::Relaxed).saturating_sub(ring.waiting());
             let wanted = BATCH.min(room as usize);

@@ -25,8 +25,8 @@ use unbroken_types::{Gid, GidType, PathAttr, PdHandle};
 use unbroken_verbs::abi::*;
 use unbroken_verbs::{
     Capabilities, CompChannel, Cq, Device, DeviceCounters, DeviceEvent, DeviceQp, Error, EventFd,
-    EventSink, GidEntry, HoldingQp, LimitHook, MemoryDomain, OverrunHook, Owner, PortAttr,
-    PortState, QpEvent, QpInit, Result, Srq, SrqAttr,
+    EventSink, GidEntry, LimitHook, MemoryDomain, OverrunHook, Owner, PortAttr, PortState, QpEvent,
+    QpInit, Result, ResumableQp, Srq, SrqAttr,
 };
 
 /// The only port that QPs use.
@@ -436,7 +436,7 @@ impl Device for HostDevice {
         Ok(Arc::new(HostQp::new(&self.shared, &self.memory, init)?))
     }
 
-    fn create_holding_qp(&self, _init: &QpInit) -> Result<Arc<dyn HoldingQp>> {
+    fn create_holding_qp(&self, _init: &QpInit) -> Result<Arc<dyn ResumableQp>> {
         Err(Error::unsupported(
             "a device of the machine has plain verbs: QPs that fail are flushed",
         ))

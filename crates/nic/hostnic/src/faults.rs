@@ -7,8 +7,8 @@
 //! - `link`: the one fault that is not of a program: a network interface that goes down.
 //! - `life`, `seam`, `seam_qp`: what faults make of an open device, and of what is asked of it.
 //!
-//! All but the last are at the seam of verbs: the device itself works on, and what peers have sent to it may
-//! still arrive until its QPs have ended.
+//! All but the last are at the seam of verbs: the device itself works on, and what peers have sent
+//! to it may still arrive until its QPs have ended.
 
 pub(crate) mod life;
 mod link;

@@ -22,8 +22,8 @@
 //! that never waits for us.
 //!
 //! A device is *alive* until it tells IBV_EVENT_DEVICE_FATAL or its descriptor says that the kernel
-//! has taken it away. A dead one is looked for (`revival`) and opened anew by [`HostNics::open`] once
-//! it can be used again.
+//! has taken it away. A dead one is looked for (`revival`) and opened anew by [`HostNics::open`]
+//! once it can be used again.
 
 mod ah;
 mod context;

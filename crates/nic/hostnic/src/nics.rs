@@ -250,8 +250,9 @@ impl Nic {
     }
 }
 
-/// Of what was opened, what is wanted, in its order. A device that was named and cannot be opened is
-/// an error with the reason; of all devices those that cannot be are left out, unless that is all.
+/// Of what was opened, what is wanted, in its order. A device that was named and cannot be opened
+/// is an error with the reason; of all devices those that cannot be are left out, unless that is
+/// all.
 fn choose<C>(
     wanted: &Wanted,
     each: Vec<(String, Result<C>)>,

@@ -1,9 +1,10 @@
 //! Devices that have died and come back: after a reset by their driver, or an unplugging.
 //!
 //! A device that has told its death, or was taken away, tells nothing more by the context that was
-//! open: the kernel makes another. So a thread tries to open it, twice a second at first, every five
-//! seconds later. One that opens, has a port that is active and makes a protection domain and a CQ
-//! is back: its owner hears that its port is active, and opens it with the context that was tried.
+//! open: the kernel makes another. So a thread tries to open it, twice a second at first, every
+//! five seconds later. One that opens, has a port that is active and makes a protection domain and
+//! a CQ is back: its owner hears that its port is active, and opens it with the context that was
+//! tried.
 //!
 //! The thread runs while a device is dead.
 

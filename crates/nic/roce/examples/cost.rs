@@ -1,4 +1,5 @@
-//! What a packet costs beside copying and system calls: nanoseconds a packet of 1 MiB WRITEs at MTU 4096.
+//! What a packet costs beside copying and system calls: nanoseconds a packet of 1 MiB WRITEs at MTU
+//! 4096.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -72,7 +73,7 @@ fn qp(qpn: u32) -> RcQp {
         wc_qpn: qpn,
         caps,
         pd: PdHandle(1),
-        hold_on_failure: true,
+        suspend_on_error: true,
         sq_sig_all: true,
         cwnd_max_packets: 256,
     });

@@ -14,7 +14,7 @@ pub struct RcConfig {
     /// Protection domain.
     pub pd: PdHandle,
     /// On a failure of the network, stop and keep the work requests instead of flushing them.
-    pub hold_on_failure: bool,
+    pub suspend_on_error: bool,
     /// Every send makes a WC.
     pub sq_sig_all: bool,
     /// Largest congestion window in packets.

@@ -73,7 +73,8 @@ impl Syndrome {
     }
 }
 
-/// The local ACK timeout of a 5-bit code in microseconds: 4.096 µs · 2^code; `None` (for ever) for 0.
+/// The local ACK timeout of a 5-bit code in microseconds: 4.096 µs · 2^code; `None` (for ever) for
+/// 0.
 pub(crate) const fn ack_timeout_us(code: u8) -> Option<u64> {
     match code & 0x1f {
         0 => None,

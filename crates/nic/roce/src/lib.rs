@@ -14,7 +14,7 @@
 //!   packet and no WR allocates, but for a QP's first WR with inline data, atomic or window. What
 //!   comes early is copied, and a switch of NICs takes copies, too;
 //! - a QP that fails completes everything it holds, unless it was made to hold it
-//!   ([`RcConfig::hold_on_failure`], [`UdConfig::hold_on_failure`]).
+//!   ([`RcConfig::suspend_on_error`], [`UdConfig::suspend_on_error`]).
 //!
 //! Rooms: `requester` and `responder` are the two halves of RC; `sq`, `rq` and `reads` their
 //! queues; `inbound` how RC and UC receive; `segment` how messages become packets; `early` what

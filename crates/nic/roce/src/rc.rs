@@ -1,7 +1,7 @@
 //! An RC QP: requester and responder, and the life of both.
 //!
 //! Besides the states of the specification ([`crate::RcModify`]) there are two that end a QP:
-//! - *held*: made with `hold_on_failure` and failed by the network. It sends, takes and completes
+//! - *held*: made with `suspend_on_error` and failed by the network. It sends, takes and completes
 //!   nothing, and keeps its WRs, until [`RcQp::quiesce`] or [`RcQp::fail`];
 //! - *quiesced*: its WRs are taken out; nothing happens on it any more, unless it is reset.
 
@@ -186,7 +186,7 @@ impl RcQp {
         self.requester.waiting_rnr()
     }
 
-    /// With `hold_on_failure`, why the network stopped the QP.
+    /// With `suspend_on_error`, why the network stopped the QP.
     pub fn failure(&self) -> Option<WcStatus> {
         self.failure
     }
@@ -499,7 +499,7 @@ impl RcQp {
 
     /// The network or the NIC has failed the QP: holds it if it was made so, else fails it.
     pub fn network_failure(&mut self, status: WcStatus, out: &mut (impl Completions + ?Sized)) {
-        if self.config.hold_on_failure && self.state != QpState::Err {
+        if self.config.suspend_on_error && self.state != QpState::Err {
             self.failure.get_or_insert(status);
             self.requester.hold();
         } else {

@@ -7,7 +7,7 @@
 //! cannot be read takes the QP to SQE, a receive whose memory cannot be written takes it to ERR;
 //! what is outstanding there is flushed.
 //!
-//! A QP that was made so ([`UdConfig::hold_on_failure`]) stops and keeps its WRs when the NIC fails
+//! A QP that was made so ([`UdConfig::suspend_on_error`]) stops and keeps its WRs when the NIC fails
 //! it; another takes them over ([`UdQp::quiesce`], [`UdQp::adopt`]). What has been handed to the
 //! sink is gone, as ever.
 
@@ -49,7 +49,7 @@ pub struct UdConfig {
     /// The MTU of the port: the largest message.
     pub mtu: Mtu,
     /// Stop and keep the WRs on a failure of the NIC.
-    pub hold_on_failure: bool,
+    pub suspend_on_error: bool,
     /// Peers know the QP by another address than this one; its packets say so.
     pub moved: bool,
 }
@@ -328,7 +328,7 @@ impl UdQp {
 
     /// The NIC has failed the QP: holds it if it was made so, else fails it.
     pub fn network_failure(&mut self, status: WcStatus, out: &mut (impl Completions + ?Sized)) {
-        if self.config.hold_on_failure && self.state != QpState::Err {
+        if self.config.suspend_on_error && self.state != QpState::Err {
             self.failure.get_or_insert(status);
         } else {
             self.fail(out);

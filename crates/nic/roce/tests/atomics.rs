@@ -132,8 +132,8 @@ fn an_atomic_that_may_have_left_is_never_sent_by_another_qp() {
     assert_eq!((backlog.sends[4].compare_add, backlog.sends[4].remote_addr), (5, va(COUNTERS, 0)));
 }
 
-/// On a network that loses most, the transport gives up and goes on in the same life, or insists and
-/// never gives up: each atomic runs once, and all have their answers.
+/// On a network that loses most, the transport gives up and goes on in the same life, or insists
+/// and never gives up: each atomic runs once, and all have their answers.
 #[test]
 fn a_transport_that_goes_on_runs_each_atomic_once() {
     for insists in [false, true] {

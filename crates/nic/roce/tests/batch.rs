@@ -70,7 +70,7 @@ fn a_ud_batch_keeps_the_addresses_of_what_is_outstanding() {
         pd: PD,
         sq_sig_all: false,
         mtu: Mtu::B1024,
-        hold_on_failure: false,
+        suspend_on_error: false,
         moved: false,
     });
     let mut wcs = Wcs::default();
@@ -106,7 +106,7 @@ fn a_ud_qp_that_is_drained_sends_nothing_until_it_goes_on() {
         pd: PD,
         sq_sig_all: false,
         mtu: Mtu::B1024,
-        hold_on_failure: false,
+        suspend_on_error: false,
         moved: false,
     });
     let mut wcs = Wcs::default();

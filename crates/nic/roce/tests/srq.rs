@@ -239,7 +239,7 @@ fn ud_and_uc_share_too() {
             pd: PD,
             sq_sig_all: false,
             mtu: Mtu::B1024,
-            hold_on_failure: false,
+            suspend_on_error: false,
             moved: false,
         };
         let mut qp = UdQp::new(config);

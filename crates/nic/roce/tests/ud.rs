@@ -14,7 +14,7 @@ fn qp(qpn: u32, qkey: u32) -> UdQp {
         pd: PD,
         sq_sig_all: false,
         mtu: Mtu::B1024,
-        hold_on_failure: false,
+        suspend_on_error: false,
         moved: false,
     });
     for (state, qkey, sq_psn) in [
@@ -195,7 +195,7 @@ fn movable(qpn: u32) -> UdQp {
         pd: PD,
         sq_sig_all: true,
         mtu: Mtu::B1024,
-        hold_on_failure: true,
+        suspend_on_error: true,
         moved,
     };
     UdQp::new(config)

@@ -110,7 +110,7 @@ impl End {
             recv_cq: cq.clone(),
             srq: None,
             sq_sig_all: false,
-            hold_on_failure: false,
+            suspend_on_error: false,
             wc_qpn: None,
             home: None,
             local_keys_of: None,

@@ -10,7 +10,7 @@
 //!
 //! It is a thread of [`unbroken_process::spawn`], which runs at once when it is woken.
 
-use crate::poller::{Opinion, Turn};
+use crate::poller::{Opinion, Takeover};
 use crate::shared::Shared;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::Ordering;
@@ -42,7 +42,7 @@ impl Background {
 
 impl Drop for Background {
     fn drop(&mut self) {
-        if self.shared.born.elsewhere() {
+        if self.shared.process.elsewhere() {
             // The thread is the parent's.
             std::mem::forget(self.thread.take());
             return;
@@ -96,10 +96,10 @@ fn run(shared: &Shared) {
             time_us = now_us();
             if shared.poller.relied_on() {
                 let turn = opinion.turn(&shared.poller, time_us);
-                if turn == Turn::Leave {
+                if turn == Takeover::Leave {
                     continue;
                 }
-                (gone, starved) = (turn == Turn::Over, turn == Turn::Once);
+                (gone, starved) = (turn == Takeover::Over, turn == Takeover::Once);
             } else {
                 opinion.waits(time_us);
             }

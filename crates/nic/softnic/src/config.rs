@@ -6,8 +6,8 @@ use unbroken_environment::{self as environment, text};
 use unbroken_fabric::{device_kind, DeviceKind, Runtime};
 use unbroken_verbs::{Error, Result};
 
-/// The longest sleep of a NIC's background thread, where nobody asks for another. Nothing depends on
-/// it: what is to be done tells its time, see [`crate::engine`].
+/// The longest sleep of a NIC's background thread, where nobody asks for another. Nothing depends
+/// on it: what is to be done tells its time, see [`crate::engine`].
 const SLEEP_US: u64 = 1_000_000;
 /// NICs of a process.
 pub(crate) const MAX_NICS: usize = 64;

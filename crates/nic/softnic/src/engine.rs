@@ -18,9 +18,9 @@
 //! | --- | --- | --- | --- |
 //! | datagrams | the sockets | the next drive | [`Engine::rx_fds`]: readable; [`Work::more`]: a ring was full |
 //! | a QP that may send | `ready` | its turn; while the lines of all that wait are taken (`rate`), `blocked_until_us` | `deadline_of_others_us` |
-//! | an RC QP without room at its destination | a line in `flights` | room, in `transmit` | the same, while one is called |
+//! | an RC QP without room at its destination | a line in `congestion` | room, in `transmit` | the same, while one is called |
 //! | a UC or UD QP without room at its receiver | `awaiting_credit` | `ask_credit_us`, then it is `ready` | [`Engine::waiting_until_us`] |
-//! | a UC or UD packet without a receive | `parking` | each drive looks | [`Engine::waiting_until_us`] |
+//! | a UC or UD packet without a receive | `rnr_queue` | each drive looks | [`Engine::waiting_until_us`] |
 //! | an ACK and nothing else | `owing` | the next drive | [`Engine::deadline_us`]; the background thread may wait for an answer: [`Engine::patient_deadline_us`] |
 //! | a QP whose timer runs | `timers` | its time | `deadline_of_others_us` |
 //! | one whose timer is due, while answers may be unread | `late` | a socket that was found empty | the same: now; [`Work::more`] |
@@ -52,7 +52,7 @@
 //! # Files
 //!
 //! Files use those that stand before them: `sockets`, `dest`, `counts`, `credit`, `flight`;
-//! `impair`; `tx`; `qps`; `parking`; this file, which has the state; and what it does in `rx`,
+//! `impair`; `tx`; `qps`; `rnr_queue`; this file, which has the state; and what it does in `rx`,
 //! `turns`, `link` and `dying`, which nobody uses by name.
 //!
 //! # Rules
@@ -67,18 +67,18 @@
 //! from its peer. What cannot be sent counts as lost on the wire; the transport recovers or gives
 //! up.
 
+mod ack_predictor;
 mod alias;
-mod answers;
+mod congestion;
 mod counts;
 mod credit;
 mod dest;
-mod dying;
-mod flight;
+mod device_fatal;
 mod gather;
 mod impair;
 mod link;
-mod parking;
 mod qps;
+mod rnr_queue;
 mod rx;
 mod sockets;
 mod turns;
@@ -92,16 +92,16 @@ pub(crate) use sockets::Sockets;
 use crate::faults::{LinkSource, Status};
 use crate::memory::Domain;
 use crate::plain::Plain;
-use crate::pulses::Pulses;
+use crate::progress_counters::ProgressCounters;
 use crate::socket::RxRing;
-use answers::Answers;
+use ack_predictor::AckPredictor;
+use congestion::CongestionManager;
 use counts::RxCount;
 use credit::Accounts;
 use dest::Dest;
-use flight::Flights;
 use impair::Impairments;
-use parking::Parking;
 use qps::QpTable;
+use rnr_queue::RnrQueue;
 use sockets::TX_SOCKETS;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -163,7 +163,7 @@ pub(crate) struct Engine {
     tx: TxBatch,
     pub(crate) qps: QpTable,
     /// Of those, for who does not wait for the engine.
-    pub(crate) pulses: Arc<Pulses>,
+    pub(crate) progress_counters: Arc<ProgressCounters>,
     ready: VecDeque<u16>,
     /// QPs whose receivers have no room; they ask again at `ask_credit_us`.
     awaiting_credit: Vec<u16>,
@@ -171,13 +171,13 @@ pub(crate) struct Engine {
     /// Who has room for what this NIC sends.
     accounts: Accounts,
     /// What RC QPs have on their way.
-    flights: Flights,
+    congestion: CongestionManager,
     /// Packets that wait for a receive.
-    parking: Parking,
+    rnr_queue: RnrQueue,
     /// QPs that owe an ACK and nothing else: it waits for the answer of the application, see
     /// [`Engine::drive`].
     owing: Vec<u16>,
-    answers: Answers,
+    ack_predictor: AckPredictor,
     timers: BinaryHeap<Reverse<(u64, u16)>>,
     /// QPs whose paths have changed, for which the way is to be found anew before they send.
     moved: Vec<u16>,
@@ -232,8 +232,8 @@ impl Engine {
         Engine {
             aliases: Aliases::new(id.aliases.clone(), id.link_layer, id.index, sink.clone()),
             accounts: Accounts::new(id.fabric.clone()),
-            pulses: Arc::new(Pulses::new()),
-            flights: Flights::new(sockets.rx[0].rcvbuf()),
+            progress_counters: Arc::new(ProgressCounters::new()),
+            congestion: CongestionManager::new(sockets.rx[0].rcvbuf()),
             id,
             sockets: Some(sockets),
             rx_rings: pages.iter().map(|_| RxRing::new()).collect(),
@@ -242,9 +242,9 @@ impl Engine {
             ready: VecDeque::new(),
             awaiting_credit: Vec::new(),
             ask_credit_us: 0,
-            parking: Parking::new(room),
+            rnr_queue: RnrQueue::new(room),
             owing: Vec::new(),
-            answers: Answers::default(),
+            ack_predictor: AckPredictor::default(),
             timers: BinaryHeap::new(),
             moved: Vec::new(),
             late: Vec::new(),
@@ -289,7 +289,7 @@ impl Engine {
         if let (Some(dest_qpn), Some(ip)) = (q.dest_qpn(), q.peer) {
             let dest = Dest::to_qp(sockets.tx[q.socket].addr(), ip, dest_qpn);
             if let QpKind::Rc(_) = q.kind {
-                self.flights.join(SocketAddr::new(ip, dest.flow.dst_port), index, &mut q.share);
+                self.congestion.join(SocketAddr::new(ip, dest.flow.dst_port), index, &mut q.share);
             }
             q.dest = Some(dest);
         }
@@ -317,7 +317,7 @@ impl Engine {
     /// receive. Threads that poll ask more often.
     pub(crate) fn waiting_until_us(&self) -> u64 {
         let ask_us = if self.awaiting_credit.is_empty() { u64::MAX } else { self.ask_credit_us };
-        ask_us.min(self.parking.look_at_us())
+        ask_us.min(self.rnr_queue.look_at_us())
     }
 
     /// When the background thread must drive the engine: as [`Engine::deadline_us`], but ACKs that
@@ -333,7 +333,7 @@ impl Engine {
 
     /// Whether the application is likely to answer what arrives.
     pub(crate) fn answer_is_likely(&mut self) -> bool {
-        self.answers.likely()
+        self.ack_predictor.likely()
     }
 
     /// What this slot takes of UC and UD on a port, counted from 0.
@@ -417,7 +417,7 @@ impl Engine {
         let owed = std::mem::take(&mut self.owing);
         for &index in &owed {
             if let Some(QpKind::Rc(qp)) = self.qps.get(index).map(|q| &q.kind) {
-                self.answers.learn(!qp.ack_owed());
+                self.ack_predictor.learn(!qp.ack_owed());
             }
             self.queue(index);
         }
@@ -432,11 +432,11 @@ impl Engine {
             || !self.late.is_empty();
         let held_due = self.held_due_us() <= now_us;
         let idle = !self.turns_wait() || self.blocked_until_us > now_us;
-        if received == 0 && !due && !held_due && idle && self.parking.is_empty() {
+        if received == 0 && !due && !held_due && idle && self.rnr_queue.is_empty() {
             return Work::default();
         }
         let view = domain.view();
-        if !self.parking.is_empty() {
+        if !self.rnr_queue.is_empty() {
             self.handle_parked(now_us, &view);
         }
         if received > 0 || held_due {
@@ -469,20 +469,20 @@ impl Engine {
 
     /// Whether QPs could have their turns now, but for a line that is taken.
     pub(crate) fn turns_wait(&self) -> bool {
-        !self.ready.is_empty() || self.flights.calls()
+        !self.ready.is_empty() || self.congestion.calls()
     }
 
     /// Takes a QP out of the table.
     pub(crate) fn remove(&mut self, index: u16) -> Option<Box<QpEntry>> {
         let mut q = self.qps.remove(index)?;
-        self.flights.leave(index, &mut q.share);
+        self.congestion.leave(index, &mut q.share);
         Some(q)
     }
 
     /// A QP was stopped: what it had on its way is given back.
     pub(crate) fn stopped(&mut self, index: u16) {
         if let Some(q) = self.qps.get_mut(index) {
-            self.flights.leave(index, &mut q.share);
+            self.congestion.leave(index, &mut q.share);
         }
     }
 

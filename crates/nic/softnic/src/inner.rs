@@ -21,7 +21,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if !self.shared.born.elsewhere() {
+        if !self.shared.process.elsewhere() {
             self.shared.lock().close(&self.shared.domain);
         }
     }

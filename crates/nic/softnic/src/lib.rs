@@ -43,7 +43,7 @@ mod nic;
 mod nics;
 mod plain;
 mod poller;
-mod pulses;
+mod progress_counters;
 mod qp;
 mod reminders;
 mod shared;

@@ -15,8 +15,8 @@ use unbroken_fabric::{now_us, DeviceKind, Fabric};
 use unbroken_roce::{RcConfig, RcQp, UcConfig, UcQp, UdConfig, UdQp};
 use unbroken_types::{Gid, PathAttr, PdHandle, QpCaps, QpType};
 use unbroken_verbs::{
-    Capabilities, CompChannel, Cq, Device, DeviceCounters, DeviceQp, Error, EventSink, HoldingQp,
-    LimitHook, MemoryDomain, OverrunHook, PortAttr, QpInit, Result, Srq, SrqAttr,
+    Capabilities, CompChannel, Cq, Device, DeviceCounters, DeviceQp, Error, EventSink, LimitHook,
+    MemoryDomain, OverrunHook, PortAttr, QpInit, Result, ResumableQp, Srq, SrqAttr,
 };
 
 /// An opened software NIC.
@@ -104,20 +104,20 @@ impl Device for Nic {
     fn port(&self, port: u8) -> Result<PortAttr> {
         let shared = self.shared();
         let ip = shared.port_ip(port)?;
-        let usable = !shared.born.elsewhere() && shared.status.usable(port);
+        let usable = !shared.process.elsewhere() && shared.status.usable(port);
         Ok(describe::port(ip, shared.mtu, shared.link_layer, shared.device, usable))
     }
 
     fn alive(&self) -> bool {
-        !self.shared().born.elsewhere() && self.shared().alive()
+        !self.shared().process.elsewhere() && self.shared().alive()
     }
 
     fn usable(&self) -> bool {
-        !self.shared().born.elsewhere() && self.shared().status.usable(1)
+        !self.shared().process.elsewhere() && self.shared().status.usable(1)
     }
 
     fn drain(&self) {
-        if !self.shared().born.elsewhere() {
+        if !self.shared().process.elsewhere() {
             self.shared().drain();
         }
     }
@@ -159,7 +159,7 @@ impl Device for Nic {
         Ok(self.make_qp(init)?)
     }
 
-    fn create_holding_qp(&self, init: &QpInit) -> Result<Arc<dyn HoldingQp>> {
+    fn create_holding_qp(&self, init: &QpInit) -> Result<Arc<dyn ResumableQp>> {
         if self.shared().device == DeviceKind::Plain {
             return Err(Error::unsupported(
                 "a QP that holds its work: this device has plain verbs only",
@@ -169,7 +169,7 @@ impl Device for Nic {
     }
 
     fn counters(&self) -> DeviceCounters {
-        if self.shared().born.elsewhere() {
+        if self.shared().process.elsewhere() {
             return DeviceCounters::default();
         }
         self.shared().lock().totals()
@@ -179,7 +179,7 @@ impl Device for Nic {
 impl Nic {
     fn make_qp(&self, init: &QpInit) -> Result<Arc<SoftQp>> {
         let shared = &self.inner.shared;
-        shared.born.check()?;
+        shared.process.check()?;
         let caps = check_caps(init.caps, init.srq.is_some())?;
         shared.check_owners(init)?;
         let mut e = shared.lock();
@@ -211,7 +211,7 @@ impl Nic {
                 wc_qpn,
                 caps,
                 pd: init.pd,
-                hold_on_failure: init.hold_on_failure,
+                suspend_on_error: init.suspend_on_error,
                 sq_sig_all: init.sq_sig_all,
                 cwnd_max_packets: shared.cwnd_max_packets,
             })),
@@ -222,7 +222,7 @@ impl Nic {
                 pd: init.pd,
                 sq_sig_all: init.sq_sig_all,
                 mtu: shared.mtu,
-                hold_on_failure: init.hold_on_failure,
+                suspend_on_error: init.suspend_on_error,
                 moved: init.home.is_some(),
             })),
             QpType::Uc => QpKind::Uc(UcQp::new(UcConfig {
@@ -244,7 +244,7 @@ impl Nic {
         if let (QpType::Rc, false, Some(plain)) = (init.qp_type, init.control, &e.id.plain) {
             entry.flushes = plain.flushes(qpn, &caps, init.srq.is_some());
         }
-        e.pulses.begin(qpn as u16);
+        e.progress_counters.begin(qpn as u16);
         e.qps.insert(qpn as u16, entry);
         drop(e);
         Ok(Arc::new(SoftQp::new(self.inner.clone(), qpn, init)))

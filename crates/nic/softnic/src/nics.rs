@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use unbroken_fabric::{now_us, Fabric, GapRecorder};
-use unbroken_process::Born;
+use unbroken_process::ProcessGuard;
 use unbroken_types::{Gid, LinkLayer};
 use unbroken_verbs::{
     Capabilities, DeviceAttr, DeviceEvent, Error, EventSink, MemoryDomain, PortAttr, Result,
@@ -50,7 +50,7 @@ impl EventSink for Witness {
 
 /// The NICs of a process.
 pub struct SoftNics {
-    born: Born,
+    process: ProcessGuard,
     host: String,
     specs: Vec<Spec>,
     common: Common,
@@ -85,7 +85,7 @@ impl SoftNics {
             longest_sleep_us,
         };
         let nics = Arc::new(SoftNics {
-            born: Born::now(),
+            process: ProcessGuard::now(),
             host,
             specs,
             common,
@@ -192,7 +192,7 @@ impl SoftNics {
     /// Opens a NIC. It has one handle at a time: a second call while the first handle lives is
     /// EBUSY, one after its death is right.
     pub fn open(self: &Arc<Self>, i: usize, sink: Arc<dyn EventSink>) -> Result<Arc<Nic>> {
-        self.born.check()?;
+        self.process.check()?;
         let Some(spec) = self.specs.get(i) else {
             return Err(Error::invalid(format!(
                 "there is no NIC {i} on host {}: it has {}",

@@ -100,7 +100,7 @@ impl Plain {
 /// Refuses what only a QP with powers can be.
 pub(crate) fn check(init: &QpInit) -> Result<()> {
     let wants = [
-        (init.hold_on_failure, "to hold its work on a failure"),
+        (init.suspend_on_error, "to hold its work on a failure"),
         (init.wc_qpn.is_some(), "completions with another QPN than its own"),
         (init.home.is_some(), "another address than its own"),
     ];

@@ -9,7 +9,7 @@ use std::cell::Cell;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
 use std::time::{Duration, Instant};
-use unbroken_process::Born;
+use unbroken_process::ProcessGuard;
 
 /// How long a NIC is left to a polling thread before another look, at first and at most: an eighth
 /// of the time that it has been relied on. A look takes the core from somebody, most often from
@@ -63,13 +63,13 @@ pub(crate) struct Poller {
 
 thread_local! {
     /// The thread's, and the process that it was asked in: a forked child has another.
-    static TID: Cell<Option<(Born, libc::pid_t)>> = const { Cell::new(None) };
+    static TID: Cell<Option<(ProcessGuard, libc::pid_t)>> = const { Cell::new(None) };
 }
 
 #[inline]
 fn tid() -> libc::pid_t {
     match TID.get() {
-        Some((born, tid)) if !born.elsewhere() => tid,
+        Some((process, tid)) if !process.elsewhere() => tid,
         _ => ask_for_tid(),
     }
 }
@@ -78,7 +78,7 @@ fn tid() -> libc::pid_t {
 fn ask_for_tid() -> libc::pid_t {
     // SAFETY: gettid has no preconditions.
     let tid = unsafe { libc::gettid() };
-    TID.set(Some((Born::now(), tid)));
+    TID.set(Some((ProcessGuard::now(), tid)));
     tid
 }
 
@@ -201,7 +201,7 @@ impl Ran {
 
 /// What the background thread is to do with a NIC that it had left to a polling thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Turn {
+pub(crate) enum Takeover {
     /// Leave it again.
     Leave,
     /// Do what is there to be done, once: the thread has been kept from its core for too long.
@@ -295,16 +295,16 @@ impl Opinion {
     }
 
     /// Another look at the thread that the NIC is left to.
-    pub(crate) fn turn(&mut self, poller: &Poller, now_us: u64) -> Turn {
+    pub(crate) fn turn(&mut self, poller: &Poller, now_us: u64) -> Takeover {
         if self.gone(poller, now_us) {
-            return Turn::Over;
+            return Takeover::Over;
         }
         let starved =
             poller.last_us.load(Relaxed) + STARVED_US <= now_us && !poller.inside.load(Relaxed);
         if starved {
-            Turn::Once
+            Takeover::Once
         } else {
-            Turn::Leave
+            Takeover::Leave
         }
     }
 
@@ -357,10 +357,10 @@ mod tests {
             p.set_inside(inside);
             o.turn(&p, 10_000 + later_us)
         };
-        assert_eq!(turn(false, SILENT_US), Turn::Leave);
-        assert_eq!(turn(false, STARVED_US - 1), Turn::Leave);
-        assert_eq!(turn(false, STARVED_US), Turn::Once);
-        assert_eq!(turn(true, STARVED_US), Turn::Leave, "it has the engine");
+        assert_eq!(turn(false, SILENT_US), Takeover::Leave);
+        assert_eq!(turn(false, STARVED_US - 1), Takeover::Leave);
+        assert_eq!(turn(false, STARVED_US), Takeover::Once);
+        assert_eq!(turn(true, STARVED_US), Takeover::Leave, "it has the engine");
     }
 
     #[test]

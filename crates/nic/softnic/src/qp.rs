@@ -10,8 +10,8 @@ use unbroken_fabric::now_us;
 use unbroken_roce::PeerKeys;
 use unbroken_types::{Progress, QpState, WcStatus};
 use unbroken_verbs::{
-    Backlog, Cq, DeviceQp, Driver, Error, HoldingQp, KeyWaiter, MemoryDomain, QpInit, QpModify,
-    QpSnapshot, RecvWr, RemoteNic, Result, SendBatch, SendWr,
+    Backlog, Cq, DeviceQp, Driver, Error, KeyWaiter, MemoryDomain, QpInit, QpModify, QpSnapshot,
+    RecvWr, RemoteNic, Result, ResumableQp, SendBatch, SendWr,
 };
 
 pub(crate) struct SoftQp {
@@ -39,7 +39,7 @@ impl SoftQp {
             nic,
             driver,
             qpn,
-            one_life: init.wc_qpn.is_some() || init.hold_on_failure,
+            one_life: init.wc_qpn.is_some() || init.suspend_on_error,
             send_cq: init.send_cq.clone(),
             recv_cq: init.recv_cq.clone(),
             destroyed: AtomicBool::new(false),
@@ -52,7 +52,7 @@ impl SoftQp {
     }
 
     fn lock(&self) -> Result<MutexGuard<'_, Engine>> {
-        self.nic.shared.born.check()?;
+        self.nic.shared.process.check()?;
         Ok(self.nic.shared.lock())
     }
 
@@ -137,7 +137,7 @@ impl SoftQp {
         e.route(self.index());
         if change.rc.state == Some(QpState::Reset) {
             e.drain(now_us, &self.nic.shared.domain);
-            self.nic.shared.pulses.begin(self.index());
+            self.nic.shared.progress_counters.begin(self.index());
         }
         Ok(())
     }
@@ -245,7 +245,7 @@ impl DeviceQp for SoftQp {
     }
 
     fn destroy(&self) {
-        if self.nic.shared.born.elsewhere() || self.destroyed.swap(true, Ordering::AcqRel) {
+        if self.nic.shared.process.elsewhere() || self.destroyed.swap(true, Ordering::AcqRel) {
             return;
         }
         let mut e = self.nic.shared.lock();
@@ -269,7 +269,7 @@ impl DeviceQp for SoftQp {
     }
 }
 
-impl HoldingQp for SoftQp {
+impl ResumableQp for SoftQp {
     fn progress(&self) -> Progress {
         let of_state = |state| Progress { state, ..Progress::default() };
         let Ok(mut e) = self.lock() else { return of_state(QpState::Err) };
@@ -281,11 +281,11 @@ impl HoldingQp for SoftQp {
     }
 
     fn pulse(&self) -> Option<u64> {
-        Some(self.nic.shared.pulses.get(self.index()))
+        Some(self.nic.shared.progress_counters.get(self.index()))
     }
 
     fn lost(&self) -> Option<u64> {
-        Some(self.nic.shared.pulses.lost(self.index()))
+        Some(self.nic.shared.progress_counters.lost(self.index()))
     }
 
     fn go_on(&self, insists: bool) -> bool {
@@ -367,7 +367,7 @@ struct KeyNews {
 
 impl KeyWaiter for KeyNews {
     fn keys_came(&self) {
-        let Some(nic) = self.nic.upgrade().filter(|nic| !nic.shared.born.elsewhere()) else {
+        let Some(nic) = self.nic.upgrade().filter(|nic| !nic.shared.process.elsewhere()) else {
             return;
         };
         let now_us = now_us();

@@ -7,7 +7,7 @@ use crate::gids;
 use crate::memory::Domain;
 use crate::plain::Plain;
 use crate::poller::Poller;
-use crate::pulses::Pulses;
+use crate::progress_counters::ProgressCounters;
 use crate::reminders::Reminders;
 use crate::spec::{Common, Spec};
 use std::net::IpAddr;
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 use unbroken_fabric::{now_us, DeviceKind, Fabric, NicPage};
-use unbroken_process::Born;
+use unbroken_process::ProcessGuard;
 use unbroken_types::{Gid, LinkLayer, Mtu, PathAttr};
 use unbroken_verbs::{Cq, Driver, Error, EventFd, EventSink, Owner, QpInit, Result};
 
@@ -36,10 +36,10 @@ const SLOW_POLL: Duration = Duration::from_micros(20);
 /// What verbs, the background thread and the watcher share of a NIC.
 pub(crate) struct Shared {
     /// The process that opened it.
-    pub(crate) born: Born,
+    pub(crate) process: ProcessGuard,
     engine: Mutex<Engine>,
     /// The engine's.
-    pub(crate) pulses: Arc<Pulses>,
+    pub(crate) progress_counters: Arc<ProgressCounters>,
     /// Threads that wait for the engine: the background thread gives way to them.
     waiting: AtomicU32,
     pub(crate) domain: Arc<Domain>,
@@ -105,8 +105,8 @@ impl Shared {
         let status = Arc::new(Status::new());
         let engine = Engine::new(id, sockets, link, status.clone(), spec.pages.clone(), gaps, sink);
         Ok(Shared {
-            born: Born::now(),
-            pulses: engine.pulses.clone(),
+            process: ProcessGuard::now(),
+            progress_counters: engine.progress_counters.clone(),
             engine: Mutex::new(engine),
             waiting: AtomicU32::new(0),
             domain,
@@ -305,7 +305,7 @@ impl Shared {
 
 impl Driver for Shared {
     fn drive(&self) {
-        if self.born.elsewhere() {
+        if self.process.elsewhere() {
             return;
         }
         if self.slow_poll {
@@ -339,12 +339,12 @@ impl Driver for Shared {
     }
 
     fn about_to_wait(&self) {
-        if !self.born.elsewhere() && self.poller.wait() {
+        if !self.process.elsewhere() && self.poller.wait() {
             self.bell.signal();
         }
     }
 
     fn remind_later(&self, cq: &Weak<Cq>, owed_for: u64) -> bool {
-        !self.born.elsewhere() && self.reminders.add(now_us(), cq, owed_for)
+        !self.process.elsewhere() && self.reminders.add(now_us(), cq, owed_for)
     }
 }

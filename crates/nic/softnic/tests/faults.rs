@@ -31,7 +31,7 @@ fn a_dead_nic_says_so_and_flushes() {
 
 #[test]
 fn a_qp_that_holds_keeps_everything_when_its_nic_dies() {
-    let p = Pair::with(|i| i.hold_on_failure = true);
+    let p = Pair::with(|i| i.suspend_on_error = true);
     // No receive at the peer: the send stays outstanding.
     p.qa.post_send(&send(1, &[p.a.sge(0, 10)])).unwrap();
     p.qa.post_recv(&recv(2, &[p.a.sge(0, 10)])).unwrap();
@@ -88,7 +88,7 @@ fn a_port_that_goes_down_and_up() {
 #[test]
 fn a_cut_cable_is_silence() {
     for fault in ["cable a/0 cut", "switch rail0 down"] {
-        let p = Pair::with(|i| i.hold_on_failure = true);
+        let p = Pair::with(|i| i.suspend_on_error = true);
         p.world.fault(fault);
         p.qa.post_send(&send(1, &[])).unwrap();
         p.qb.post_send(&send(1, &[])).unwrap();
@@ -135,7 +135,7 @@ fn loss_costs_time_and_nothing_else() {
 #[test]
 fn a_stream_moves_to_another_nic() {
     let p = Pair::with(|i| {
-        i.hold_on_failure = true;
+        i.suspend_on_error = true;
         i.wc_qpn = Some(0x77_7777);
     });
     let (a1, b1) = (
@@ -144,7 +144,7 @@ fn a_stream_moves_to_another_nic() {
     );
     let fresh = |host: &Host, nic: &Arc<unbroken_softnic::Nic>| {
         let mut init = host.init(unbroken_types::QpType::Rc);
-        init.hold_on_failure = true;
+        init.suspend_on_error = true;
         init.wc_qpn = Some(0x77_7777);
         nic.create_holding_qp(&init).unwrap()
     };

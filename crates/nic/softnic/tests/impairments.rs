@@ -307,7 +307,7 @@ fn packets_in_the_air_are_lost_with_the_cable_and_leave_with_a_closed_nic() {
 
 #[test]
 fn a_wqe_error_fails_one_qp_and_keeps_what_it_held() {
-    let p = Pair::with(|i| i.hold_on_failure = true);
+    let p = Pair::with(|i| i.suspend_on_error = true);
     let (qc, qd) = (p.a.qp(|_| {}), p.b.qp(|_| {}));
     join((&p.a, &*qc), (&p.b, &*qd));
     p.world.fault("wqe-error a/0");

@@ -56,7 +56,7 @@ fn nothing_is_offered_beyond_plain_verbs() {
     assert_eq!((a.nic.capabilities(), a.nics.capabilities(0)), (only_windows, only_windows));
     assert_eq!(errno(a.nic.create_holding_qp(&a.init(QpType::Rc))), libc::EOPNOTSUPP);
     let asks: [fn(&mut QpInit); 3] =
-        [|i| i.hold_on_failure = true, |i| i.wc_qpn = Some(5), |i| i.home = Some(Gid::default())];
+        [|i| i.suspend_on_error = true, |i| i.wc_qpn = Some(5), |i| i.home = Some(Gid::default())];
     for ask in asks {
         let mut init = a.init(QpType::Ud);
         ask(&mut init);

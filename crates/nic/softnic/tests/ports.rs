@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use unbroken_fabric::{Fabric, NicCounters, NicKind, NicPage, Runtime, Shape};
 use unbroken_types::{LinkLayer, Mtu, PathAttr, QpState, QpType, SendOpcode, WcStatus};
 use unbroken_verbs::{
-    Device, DeviceEvent, DeviceQp, HoldingQp, PortState, QpModify, RcModify, SendWr,
+    Device, DeviceEvent, DeviceQp, PortState, QpModify, RcModify, ResumableQp, SendWr,
 };
 
 fn world(link_layer: LinkLayer) -> World {
@@ -108,7 +108,7 @@ fn each_port_has_its_own_link() {
 }
 
 /// A pair of QPs at each port, which wait for a second and longer for answers.
-fn pair_at_each_port(a: &Host, b: &Host) -> [[Arc<dyn HoldingQp>; 2]; 2] {
+fn pair_at_each_port(a: &Host, b: &Host) -> [[Arc<dyn ResumableQp>; 2]; 2] {
     [1, 2].map(|port| {
         let qps = [a.qp(|_| {}), b.qp(|_| {})];
         for (qp, peer, to) in [(&qps[0], &qps[1], b), (&qps[1], &qps[0], a)] {

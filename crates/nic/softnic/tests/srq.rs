@@ -128,7 +128,7 @@ fn what_a_qp_has_begun_goes_back_where_the_qp_does_not_fail() {
     p.qb.modify(&QpModify { rc: reset, ..QpModify::default() }).unwrap();
     assert_eq!(srq.len(), 2);
     // On a dead NIC, a QP that holds on failure keeps it until it is moved.
-    let (p, srq) = in_mid_message(|i| i.hold_on_failure = true);
+    let (p, srq) = in_mid_message(|i| i.suspend_on_error = true);
     p.world.fault("nic b/0 dead");
     p.b.events.wait(|e| matches!(e, DeviceEvent::QpFailed { .. }));
     assert_eq!(srq.len(), 1);

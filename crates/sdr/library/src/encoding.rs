@@ -1,13 +1,13 @@
 //! Parity that is made aside, without the lock of the engine that wants it.
 //!
-//! The engine hands a [`Job`] to the context's workers and goes on. The job holds the memory that it
-//! reads and writes, so that stays registered. The engine sends the parity when it hears that it is
-//! there, and does not end the write before: so nobody else writes into the parity meanwhile, and
-//! nobody changes the data whose write has not ended. Where it is the SDK's own memory, its lock is
-//! held, too ([`Memory::with`]).
+//! The engine hands a [`Job`] to the context's workers and goes on. The job holds the memory that
+//! it reads and writes, so that stays registered. The engine sends the parity when it hears that it
+//! is there, and does not end the write before: so nobody else writes into the parity meanwhile,
+//! and nobody changes the data whose write has not ended. Where it is the SDK's own memory, its
+//! lock is held, too ([`Memory::with`]).
 //!
-//! Every job is done once: where nobody takes it, by the engine, and where somebody drops it, by its
-//! drop. What has been done is told under a lock of its own; then the worker is woken. With its
+//! Every job is done once: where nobody takes it, by the engine, and where somebody drops it, by
+//! its drop. What has been done is told under a lock of its own; then the worker is woken. With its
 //! engine a job ends: what has not begun never does, and what has is waited for.
 
 use crate::context::ChannelWork;

@@ -14,15 +14,15 @@
 //! then the NACK speaks of an earlier copy.
 //!
 //! *Erasure coding*: data and parity are sent once, submessage by submessage, each parity encoded
-//! when its data has been sent; or, where that is done aside, while its data is sent. A NACK names submessages that cannot be recovered: from then on
-//! their chunks are under Selective Repeat.
+//! when its data has been sent; or, where that is done aside, while its data is sent. A NACK names
+//! submessages that cannot be recovered: from then on their chunks are under Selective Repeat.
 //!
 //! A chunk that is sent again goes over the next channel, so a channel that loses everything holds
 //! nothing up.
 //!
 //! Invariants: nothing is sent before the receives are clear; a chunk is in the queue of those to
-//! be sent again once at most; no parity is sent before it is made; the write is over only when nothing of it is outstanding; it is over
-//! by its deadline, and what was outstanding then.
+//! be sent again once at most; no parity is sent before it is made; the write is over only when
+//! nothing of it is outstanding; it is over by its deadline, and what was outstanding then.
 
 use crate::control::{Control, Missing, Reason};
 use crate::copies::{self, COPIES};

@@ -137,8 +137,8 @@ class _Handle:
 
 
 class Asked:
-    """A question: `{"words": […]}`, or `{"work": …}` for a part of a sweep. It is of one thread, and
-    of a `with`: what an error leaves in a traceback would keep its files open."""
+    """A question: `{"words": […]}`, or `{"work": …}` for a part of a sweep. It is of one thread,
+    and of a `with`: what an error leaves in a traceback would keep its files open."""
 
     def __init__(self, text: dict[str, Any]) -> None:
         self._handle = _Handle(text)

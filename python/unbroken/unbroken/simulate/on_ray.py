@@ -52,10 +52,13 @@ def lines(
                 left.learn(running.pop(reference), seconds)
                 yield told
     finally:
-        for reference in running:
-            ray.cancel(reference)
         if ours:
+            # Ends what still runs, too. To cancel that task by task may abort this process, where
+            # one is just being completed (`submissible_tasks_`, Ray 2.60), and lose the error.
             ray.shutdown()
+        else:
+            for reference in running:
+                ray.cancel(reference)
 
 
 def work(text: dict[str, Any], library: int) -> tuple[dict[str, Any], float]:

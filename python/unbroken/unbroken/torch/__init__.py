@@ -4,13 +4,17 @@
     import unbroken.torch
     dist.init_process_group("unbroken")
 
-Operations are queued and go on by themselves; with and without failures their results are the same, bit for bit. The group's timeout is how long ranks wait
-for each other at the beginning, and how long an operation may stand still.
+Operations are queued and go on by themselves; with and without failures their results are the same,
+bit for bit. The group's timeout is how long ranks wait for each other at the beginning, and how
+long an operation may stand still.
 
-Environment: UNBROKEN_HOST is the host of the emulated network that this process is on (`unbroken run` sets it); UNBROKEN_HOSTS, `a,b,c` say, names one for
-each rank of the job instead. UNBROKEN_COLL_ADDRESS is where others reach this process [default: the address that leads to MASTER_ADDR].
+Environment: UNBROKEN_HOST is the host of the emulated network that this process is on (`unbroken
+run` sets it); UNBROKEN_HOSTS, `a,b,c` say, names one for each rank of the job instead.
+UNBROKEN_COLL_ADDRESS is where others reach this process [default: the address that leads to
+MASTER_ADDR].
 
-Modules: `tensors` says what the library reads and writes of a tensor, `work` how an operation ends, `backend` has the operations, `group` the process group.
+Modules: `tensors` says what the library reads and writes of a tensor, `work` how an operation ends,
+`backend` has the operations, `group` the process group.
 """
 
 import torch.distributed as dist
@@ -25,7 +29,9 @@ __all__ = ["NAME", "Backend", "ProcessGroup", "TimeoutError", "Work"]
 def _create(options, _backend_options=None) -> ProcessGroup:
     members = options.global_ranks_in_group
     global_rank = members[options.group_rank] if members else options.group_rank
-    return ProcessGroup(options.store, options.group_rank, options.group_size, options.timeout, global_rank)
+    return ProcessGroup(
+        options.store, options.group_rank, options.group_size, options.timeout, global_rank
+    )
 
 
 dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])

@@ -1,14 +1,12 @@
 """The operations of a group.
 
-Each operation is planned first: calls of the library, the memory that they need, and what is copied when they are over. Planning refuses whatever does not
-make sense; only then is anything begun.
+Each operation is planned first: calls of the library, the memory that they need, and what is copied
+when they are over. Planning refuses whatever does not make sense; only then is anything begun.
 """
 
 import atexit
-import hashlib
 import itertools
 import os
-import socket
 import threading
 import time
 import weakref
@@ -24,6 +22,7 @@ from torch._C._distributed_c10d import Backend as _Backend
 
 from .. import coll
 from ..coll import Type
+from .rendezvous import join, milliseconds, wait_for
 from .tensors import (
     Copies,
     bytes_of,
@@ -40,11 +39,8 @@ from .tensors import (
 from .work import Operation, Work, end_completers, forget_completers, start_completers
 
 NAME = "unbroken"
-# Operations that may be under way, of all ranks and with each one; who asks for more waits for the oldest.
-_QUEUE = 8192
-# How often the store is asked again for an id under which nobody is met any more.
-_ASK_AGAIN_S = 0.1
-# How much longer than the timeout of a monitored barrier ranks wait for rank 0 to say who is missing.
+# How much longer than the timeout of a monitored barrier ranks wait for rank 0 to say who is
+# missing.
 _GRACE_S = 2
 _SUM = dist.ReduceOp.SUM
 # What goes from and to a root is not mistaken for what the program sends: its tags are smaller.
@@ -78,7 +74,9 @@ def _timeout_of(opts) -> timedelta | None:
 class Backend(_Backend):
     """The backend of a group, for tensors on the CPU."""
 
-    def __init__(self, store, rank: int, size: int, timeout: timedelta, global_rank: int | None = None):
+    def __init__(
+        self, store, rank: int, size: int, timeout: timedelta, global_rank: int | None = None
+    ):
         super().__init__(rank, size)
         self._rank, self._size, self._store, self._timeout = rank, size, store, timeout
         self._global_rank = rank if global_rank is None else global_rank
@@ -87,7 +85,7 @@ class Backend(_Backend):
         self._numbers, self._barriers = 0, itertools.count()
         self._coalescing = threading.local()
         start_completers()
-        self._comm, self._id = _join(store, rank, size, timeout, self._global_rank)
+        self._comm, self._id = join(store, rank, size, timeout, self._global_rank)
         _backends.add(self)
 
     def getBackendName(self) -> str:
@@ -115,10 +113,11 @@ class Backend(_Backend):
     def set_timeout(self, timeout: timedelta) -> None:
         """How long operations may stand still from now on; at this rank."""
         self._timeout = timeout
-        self._living().set_timeout(_milliseconds(timeout))
+        self._living().set_timeout(milliseconds(timeout))
 
     def counters(self) -> dict:
-        """Operations that were done, paths that failed, streams that moved, frames that were sent again."""
+        """Operations that were done, paths that failed, streams that moved, frames that were sent
+        again."""
         values = self._living().counters()
         return {name: getattr(values, name) for name, _ in values._fields_}
 
@@ -130,7 +129,9 @@ class Backend(_Backend):
     def _living(self) -> coll.Communicator:
         comm = self._comm
         if comm is None:
-            raise dist.DistBackendError("the group was destroyed or aborted, or made before this process was forked: make another")
+            raise dist.DistBackendError(
+                "the group was destroyed or aborted, or made before this process was forked: make another"
+            )
         return comm
 
     def hold(self, operation: Operation) -> None:
@@ -151,7 +152,8 @@ class Backend(_Backend):
                 oldest.drive(None)
 
     def _do(self, plan: _Plan, opts=None) -> Work:
-        """Begins what was planned. If a call is refused, those before it go on, and their memory stays until they are over; nothing is copied."""
+        """Begins what was planned. If a call is refused, those before it go on, and their memory
+        stays until they are over; nothing is copied."""
         operations = []
         try:
             for name, arguments, keeps, copies in plan.calls:
@@ -172,7 +174,10 @@ class Backend(_Backend):
         self._coalescing.operations = []
 
     def end_coalescing(self) -> Work:
-        operations, self._coalescing.operations = getattr(self._coalescing, "operations", None), None
+        operations, self._coalescing.operations = (
+            getattr(self._coalescing, "operations", None),
+            None,
+        )
         if operations is None:
             raise RuntimeError("nothing is coalesced: start_coalescing comes first")
         return Work(operations, [])
@@ -206,7 +211,8 @@ class Backend(_Backend):
         return all(operation.drive(0) for operation in self._open.copy().values())
 
     def split(self, store, ranks, opts) -> "Backend | None":
-        """A backend of some of the ranks, in that order; they alone call it. None for a rank that is not among them."""
+        """A backend of some of the ranks, in that order; they alone call it. None for a rank that
+        is not among them."""
         if self._rank not in ranks:
             return None
         timeout = opts._timeout if opts is not None else self._timeout
@@ -223,11 +229,15 @@ class Backend(_Backend):
             flat = readable(tensor) * factor
             copies = [(tensor, flat)]
         at = flat.data_ptr()
-        return _Plan([tensor]).call("AllReduce", at, at, flat.numel(), kind, by, keeps=[flat], copies=copies)
+        return _Plan([tensor]).call(
+            "AllReduce", at, at, flat.numel(), kind, by, keeps=[flat], copies=copies
+        )
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         op = opts.reduceOp if opts is not None else _SUM
-        return self._do(_Plan(tensors).with_all([self._plan_allreduce(tensor, op) for tensor in tensors]), opts)
+        return self._do(
+            _Plan(tensors).with_all([self._plan_allreduce(tensor, op) for tensor in tensors]), opts
+        )
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         return self.allreduce(tensors, opts)
@@ -242,7 +252,9 @@ class Backend(_Backend):
         if is_root and (factor is not None or not is_plain(tensor)):
             copies = [(tensor, flat)]
         to = into.data_ptr() if is_root else None
-        plan = _Plan(tensors).call("Reduce", flat.data_ptr(), to, flat.numel(), kind, by, root, keeps=[flat], copies=copies)
+        plan = _Plan(tensors).call(
+            "Reduce", flat.data_ptr(), to, flat.numel(), kind, by, root, keeps=[flat], copies=copies
+        )
         return self._do(plan, opts)
 
     def _plan_reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor, op) -> _Plan:
@@ -304,7 +316,9 @@ class Backend(_Backend):
             check_writable(tensor)
             flat, copies = writable(tensor)
         at = flat.data_ptr()
-        return _Plan([tensor]).call("Broadcast", at, at, bytes_of(flat), Type.UINT8, root, keeps=[flat], copies=copies)
+        return _Plan([tensor]).call(
+            "Broadcast", at, at, bytes_of(flat), Type.UINT8, root, keeps=[flat], copies=copies
+        )
 
     def _plan_all_gather(self, output: torch.Tensor, tensor: torch.Tensor) -> _Plan:
         check_writable(output)
@@ -355,7 +369,9 @@ class Backend(_Backend):
     ) -> Work:
         # outputs[r][k] is what rank r has as inputs[k].
         if len(outputs) != self._size or any(len(of_rank) != len(inputs) for of_rank in outputs):
-            raise ValueError(f"all_gather_coalesced: {self._size} lists of {len(inputs)} tensors are right")
+            raise ValueError(
+                f"all_gather_coalesced: {self._size} lists of {len(inputs)} tensors are right"
+            )
         by_input = [list(tensors) for tensors in zip(*outputs, strict=True)]
         plans = [self._plan_all_gather_list(o, i) for o, i in zip(by_input, inputs, strict=True)]
         return self._do(_Plan(outputs).with_all(plans), opts)
@@ -380,23 +396,31 @@ class Backend(_Backend):
         check_writable(output)
         check_readable(tensor)
         if output.dtype != tensor.dtype:
-            raise ValueError(f"all_to_all: {tensor.dtype} is sent and {output.dtype} received; one type is right")
+            raise ValueError(
+                f"all_to_all: {tensor.dtype} is sent and {output.dtype} received; one type is right"
+            )
         counts = [self._counts(tensor, input_splits), self._counts(output, output_splits)]
         flat = readable(tensor)
         into, copies = writable(output)
         if overlap(flat, into):
             flat = flat.clone()
         arguments = flat.data_ptr(), counts[0], into.data_ptr(), counts[1], Type.UINT8
-        return self._do(_Plan([output]).call("AllToAllv", *arguments, keeps=[flat, into], copies=copies), opts)
+        return self._do(
+            _Plan([output]).call("AllToAllv", *arguments, keeps=[flat, into], copies=copies), opts
+        )
 
     def _counts(self, of: torch.Tensor, splits: list):
         """Bytes to or from each rank."""
         rows = of.shape[0] if of.dim() else 0
         if not splits and rows % self._size:
-            raise ValueError(f"all_to_all: {rows} rows are not divided by {self._size} ranks; name split sizes")
+            raise ValueError(
+                f"all_to_all: {rows} rows are not divided by {self._size} ranks; name split sizes"
+            )
         splits = splits or [rows // self._size] * self._size
         if len(splits) != self._size or sum(splits) != rows or min(splits) < 0:
-            raise ValueError(f"all_to_all: split sizes {list(splits)} do not make {rows} rows among {self._size} ranks")
+            raise ValueError(
+                f"all_to_all: split sizes {list(splits)} do not make {rows} rows among {self._size} ranks"
+            )
         row = bytes_of(of) // rows if rows else 0
         return (c_size_t * self._size)(*[split * row for split in splits])
 
@@ -409,38 +433,46 @@ class Backend(_Backend):
         check_writable(*outputs)
         check_readable(*inputs)
         if len(outputs) != self._size or len(inputs) != self._size:
-            raise ValueError(f"all_to_all: {self._size} tensors to send and {self._size} to receive are right")
+            raise ValueError(
+                f"all_to_all: {self._size} tensors to send and {self._size} to receive are right"
+            )
         counts = [(c_size_t * self._size)(*map(bytes_of, tensors)) for tensors in (inputs, outputs)]
         flat = torch.cat([_as_bytes(t) for t in inputs])
         into = torch.empty(sum(counts[1]), dtype=torch.uint8)
         parts = into.split(list(counts[1]))
         copies = [(t, p.view(t.dtype).view(t.shape)) for t, p in zip(outputs, parts, strict=True)]
         arguments = flat.data_ptr(), counts[0], into.data_ptr(), counts[1], Type.UINT8
-        return self._do(_Plan(outputs).call("AllToAllv", *arguments, keeps=[flat, into], copies=copies), opts)
+        return self._do(
+            _Plan(outputs).call("AllToAllv", *arguments, keeps=[flat, into], copies=copies), opts
+        )
 
     def barrier(self, opts: Any = None) -> Work:
         return self._do(_Plan([]).call("Barrier"), opts)
 
     def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:
-        """Rank 0 waits for the others by the store, and names those that do not come in time; so the group is as it was."""
+        """Rank 0 waits for the others by the store, and names those that do not come in time; so
+        the group is as it was."""
         timeout = _timeout_of(opts) or self._timeout
         ends = time.monotonic() + timeout.total_seconds()
-        # By the group's id: the store may have been an earlier group's. What has ended without this rank is not its barrier.
+        # By the group's id: the store may have been an earlier group's. What has ended without this
+        # rank is not its barrier.
         prefix = f"monitored/{self._id}/{next(self._barriers)}"
         while self._rank != 0 and self._store.check([f"{prefix}/all"]):
             prefix = f"monitored/{self._id}/{next(self._barriers)}"
         if self._rank != 0:
             self._store.set(f"{prefix}/{self._rank}", "here")
             # Rank 0 says who is missing when the time is over.
-            if not _wait_for(self._store, f"{prefix}/all", ends + _GRACE_S):
-                raise dist.DistBackendError(f"monitored_barrier: rank 0 has not let rank {self._rank} go within {timeout}")
+            if not wait_for(self._store, f"{prefix}/all", ends + _GRACE_S):
+                raise dist.DistBackendError(
+                    f"monitored_barrier: rank 0 has not let rank {self._rank} go within {timeout}"
+                )
             said = self._store.get(f"{prefix}/all").decode()
             if said != "all":
                 raise dist.DistBackendError(said)
             return
         missing = []
         for rank in range(1, self._size):
-            if not _wait_for(self._store, f"{prefix}/{rank}", ends):
+            if not wait_for(self._store, f"{prefix}/{rank}", ends):
                 missing.append(rank)
                 if not wait_all_ranks:
                     break
@@ -454,7 +486,9 @@ class Backend(_Backend):
     def _plan_send(self, tensor: torch.Tensor, to: int, tag: int) -> _Plan:
         check_readable(tensor)
         flat = _not_empty(readable(tensor))
-        return _Plan([tensor]).call("SendTag", flat.data_ptr(), bytes_of(flat), Type.UINT8, to, tag, keeps=[flat])
+        return _Plan([tensor]).call(
+            "SendTag", flat.data_ptr(), bytes_of(flat), Type.UINT8, to, tag, keeps=[flat]
+        )
 
     def send(self, tensors: list[torch.Tensor], to: int, tag: int = 0) -> Work:
         (tensor,) = tensors
@@ -493,7 +527,11 @@ class Backend(_Backend):
         check_readable(tensor)
         check_writable(*tensors)
         check_equal(tensors, tensor, self._size, "gather")
-        plans = [self._plan_recv(t, rank, _GATHER) for rank, t in enumerate(tensors) if rank != self._rank]
+        plans = [
+            self._plan_recv(t, rank, _GATHER)
+            for rank, t in enumerate(tensors)
+            if rank != self._rank
+        ]
         tensors[self._rank].data.copy_(readable(tensor).view(tensors[self._rank].shape))
         return self._do(_Plan(results).with_all(plans), opts)
 
@@ -508,7 +546,9 @@ class Backend(_Backend):
             return self._gather_to(list(output.view(self._size, -1)), tensor, [output], opts)
         if output.dim() and output.shape[0] % self._size == 0:
             return self._gather_to(list(output.chunk(self._size)), tensor, [output], opts)
-        raise ValueError(f"gather: an output whose rows are divided by {self._size} ranks, or a contiguous one, is right")
+        raise ValueError(
+            f"gather: an output whose rows are divided by {self._size} ranks, or a contiguous one, is right"
+        )
 
     gather_into_tensor = gather_single
 
@@ -525,7 +565,11 @@ class Backend(_Backend):
         check_writable(tensor)
         check_readable(*tensors)
         check_equal(tensors, tensor, self._size, "scatter")
-        plans = [self._plan_send(t, rank, _SCATTER) for rank, t in enumerate(tensors) if rank != self._rank]
+        plans = [
+            self._plan_send(t, rank, _SCATTER)
+            for rank, t in enumerate(tensors)
+            if rank != self._rank
+        ]
         tensor.data.copy_(readable(tensors[self._rank]).view(tensor.shape))
         return self._do(_Plan(outputs).with_all(plans), opts)
 
@@ -549,64 +593,14 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return readable(tensor).reshape(-1).view(torch.uint8)
 
 
-def _milliseconds(timeout: timedelta) -> int:
-    return max(1, min(int(timeout.total_seconds() * 1000), 2**32 - 2))
-
-
-def _wait_for(store, key: str, ends: float) -> bool:
-    """Waits for a key until a time; whether it is there."""
-    try:
-        store.wait([key], timedelta(seconds=max(0.001, ends - time.monotonic())))
-    except RuntimeError:
-        return False
-    return True
-
-
-def _join(store, rank: int, size: int, timeout: timedelta, global_rank: int) -> tuple:
-    """Meets the other ranks under the id that rank 0 puts into the store; the communicator, and what of the id is no secret. One that is left from an earlier group leads nowhere: the store is asked again."""
-    address = os.environ.setdefault("UNBROKEN_COLL_ADDRESS", _own_address())
-    hosts = os.environ.get("UNBROKEN_HOSTS", "").split(",")
-    ends = time.monotonic() + timeout.total_seconds()
-    if rank == 0:
-        store.set("id", coll.unique_id())
-    while True:
-        at = store.get("id").decode()
-        left_ms = max(1, int(1000 * (ends - time.monotonic())))
-        try:
-            comm = coll.Communicator(
-                size,
-                rank,
-                at,
-                host=hosts[global_rank % len(hosts)] or None,
-                address=address,
-                timeout_ms=_milliseconds(timeout),
-                patience_ms=min(left_ms, 2**32 - 2),
-                queue=_QUEUE,
-            )
-            return comm, hashlib.sha256(at.encode()).hexdigest()[:16]
-        except coll.Error as error:
-            stale = rank != 0 and error.code in (coll.SYSTEM_ERROR, coll.INVALID_USAGE)
-            if not stale or time.monotonic() + _ASK_AGAIN_S > ends:
-                raise dist.DistBackendError(str(error)) from error
-        time.sleep(_ASK_AGAIN_S)
-
-
-def _own_address() -> str:
-    """The address of this machine that leads to the job's master."""
-    master = os.environ.get("MASTER_ADDR", "127.0.0.1")
-    family, kind, _, _, where = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(where)  # sends nothing
-        return probe.getsockname()[0]
-
-
-# Those whose programs end without destroying them leave all the same: others would take the end of the process for its death. What is under way then
-# nobody will wait for.
+# Those whose programs end without destroying them leave all the same: others would take the end of
+# the process for its death. What is under way then nobody will wait for.
 _backends = weakref.WeakSet()
 
 
 def _after_fork():
-    """In a forked child groups are its parent's, which goes on with them: nothing is left, ended or said."""
+    """In a forked child groups are its parent's, which goes on with them: nothing is left, ended or
+    said."""
     for backend in list(_backends):
         backend._comm, backend._open = None, {}
     _backends.clear()

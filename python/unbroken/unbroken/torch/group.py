@@ -1,8 +1,9 @@
 """The process group: a thin front of the backend.
 
-PyTorch's own ProcessGroup hands operations to a backend, but wraps each Work so that a program can wait for it and ask for its future, and not whether it is
-completed or from which rank it came. So this one overrides the operations, and gives Python the Work itself. All else (names, splitting, coalescing,
-timeouts) is PyTorch's, over the backend that is registered.
+PyTorch's own ProcessGroup hands operations to a backend, but wraps each Work so that a program can
+wait for it and ask for its future, and not whether it is completed or from which rank it came. So
+this one overrides the operations, and gives Python the Work itself. All else (names, splitting,
+coalescing, timeouts) is PyTorch's, over the backend that is registered.
 """
 
 from collections.abc import Sequence
@@ -31,9 +32,18 @@ def _options(kind, timeout: timedelta | None = None, **fields):
 
 
 class ProcessGroup(dist.ProcessGroup):
-    """What `init_process_group("unbroken")` makes. Operations take options, or the same arguments by themselves, as PyTorch's own group does."""
+    """What `init_process_group("unbroken")` makes. Operations take options, or the same arguments
+    by themselves, as PyTorch's own group does."""
 
-    def __init__(self, store, rank: int, size: int, timeout: timedelta, global_rank: int, backend: Backend | None = None):
+    def __init__(
+        self,
+        store,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        global_rank: int,
+        backend: Backend | None = None,
+    ):
         super().__init__(store, rank, size)
         self._store = store
         self._backend = backend or Backend(store, rank, size, timeout, global_rank)
@@ -47,7 +57,8 @@ class ProcessGroup(dist.ProcessGroup):
         return f"ProcessGroup({NAME}, rank {self.rank()} of {self.size()})"
 
     def counters(self) -> dict:
-        """Operations that were done, paths that failed, streams that moved, frames that were sent again."""
+        """Operations that were done, paths that failed, streams that moved, frames that were sent
+        again."""
         return self._backend.counters()
 
     def split_group(
@@ -59,7 +70,8 @@ class ProcessGroup(dist.ProcessGroup):
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> "ProcessGroup | None":
-        """A group of some of the ranks, in that order. All ranks of this one call it; None for one that is not among them."""
+        """A group of some of the ranks, in that order. All ranks of this one call it; None for one
+        that is not among them."""
         if self.rank() not in new_ranks:
             return None
         name = group_name or f"{self.group_name}:split:{','.join(map(str, new_ranks))}"
@@ -68,7 +80,9 @@ class ProcessGroup(dist.ProcessGroup):
         if timeout is not None:
             options._timeout = timeout
         backend = self._backend.split(store, list(new_ranks), options)
-        group = ProcessGroup(store, new_ranks.index(self.rank()), len(new_ranks), options._timeout, 0, backend)
+        group = ProcessGroup(
+            store, new_ranks.index(self.rank()), len(new_ranks), options._timeout, 0, backend
+        )
         group._set_group_name(name)
         group._set_group_desc(group_desc or f"{self.group_desc}:split")
         return group
@@ -83,7 +97,11 @@ class ProcessGroup(dist.ProcessGroup):
     ) -> Work:
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
         if not isinstance(opts, dist.AllreduceOptions):
-            opts = _options(dist.AllreduceOptions, timeout, **({} if opts is None else {"reduceOp": _reduce_op(opts)}))
+            opts = _options(
+                dist.AllreduceOptions,
+                timeout,
+                **({} if opts is None else {"reduceOp": _reduce_op(opts)}),
+            )
         return self._backend.allreduce(tensors, opts)
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
@@ -109,7 +127,9 @@ class ProcessGroup(dist.ProcessGroup):
     ) -> Work:
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
         if not isinstance(opts, dist.ReduceOptions):
-            opts = _options(dist.ReduceOptions, timeout, rootRank=opts or 0, reduceOp=_reduce_op(op))
+            opts = _options(
+                dist.ReduceOptions, timeout, rootRank=opts or 0, reduceOp=_reduce_op(op)
+            )
         return self._backend.reduce(tensors, opts)
 
     def allgather(
@@ -120,7 +140,11 @@ class ProcessGroup(dist.ProcessGroup):
         timeout: timedelta | None = None,
     ) -> Work:
         if isinstance(inputs, torch.Tensor):
-            outputs, inputs, opts = [outputs], [inputs], _options(dist.AllgatherOptions, opts or timeout)
+            outputs, inputs, opts = (
+                [outputs],
+                [inputs],
+                _options(dist.AllgatherOptions, opts or timeout),
+            )
         return self._backend.allgather(outputs, inputs, opts)
 
     def allgather_coalesced(
@@ -192,7 +216,11 @@ class ProcessGroup(dist.ProcessGroup):
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         if not isinstance(opts, dist.ReduceScatterOptions):
-            opts = _options(dist.ReduceScatterOptions, timeout, **({} if opts is None else {"reduceOp": _reduce_op(opts)}))
+            opts = _options(
+                dist.ReduceScatterOptions,
+                timeout,
+                **({} if opts is None else {"reduceOp": _reduce_op(opts)}),
+            )
         return self._backend.reduce_scatter(outputs, inputs, opts)
 
     def reduce_scatter_single(
@@ -224,8 +252,14 @@ class ProcessGroup(dist.ProcessGroup):
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> Work:
-        opts = _options(dist.AllToAllOptions, opts or timeout) if opts is None or isinstance(opts, timedelta) else opts
-        return self._backend.all_to_all_single(output, tensor, list(output_splits), list(input_splits), opts)
+        opts = (
+            _options(dist.AllToAllOptions, opts or timeout)
+            if opts is None or isinstance(opts, timedelta)
+            else opts
+        )
+        return self._backend.all_to_all_single(
+            output, tensor, list(output_splits), list(input_splits), opts
+        )
 
     alltoall_base = all_to_all_single
 
@@ -236,11 +270,19 @@ class ProcessGroup(dist.ProcessGroup):
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> Work:
-        opts = _options(dist.AllToAllOptions, opts or timeout) if opts is None or isinstance(opts, timedelta) else opts
+        opts = (
+            _options(dist.AllToAllOptions, opts or timeout)
+            if opts is None or isinstance(opts, timedelta)
+            else opts
+        )
         return self._backend.alltoall(outputs, inputs, opts)
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
-        opts = _options(dist.BarrierOptions, opts or timeout) if opts is None or isinstance(opts, timedelta) else opts
+        opts = (
+            _options(dist.BarrierOptions, opts or timeout)
+            if opts is None or isinstance(opts, timedelta)
+            else opts
+        )
         return self._backend.barrier(opts)
 
     def send(self, tensors: list[torch.Tensor], dst_rank: int, tag: int = 0) -> Work:

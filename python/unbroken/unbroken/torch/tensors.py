@@ -1,7 +1,9 @@
 """What the library reads and writes of a tensor.
 
-The library takes addresses of elements that lie one after the other. A tensor that lies otherwise (strided, channels_last, lazily conjugated or negated) is
-read from a copy, and written by a copy when the operation is over. Whatever would make that copy fail is refused here, before anything is begun.
+The library takes addresses of elements that lie one after the other. A tensor that lies otherwise
+(strided, channels_last, lazily conjugated or negated) is read from a copy, and written by a copy
+when the operation is over. Whatever would make that copy fail is refused here, before anything is
+begun.
 """
 
 from collections.abc import Sequence
@@ -26,7 +28,14 @@ TYPES = {
     torch.float64: Type.FLOAT64,
 }
 _R = dist.ReduceOp.RedOpType
-_OPS = {_R.SUM: Op.SUM, _R.PRODUCT: Op.PROD, _R.MAX: Op.MAX, _R.MIN: Op.MIN, _R.AVG: Op.AVG, _R.PREMUL_SUM: Op.SUM}
+_OPS = {
+    _R.SUM: Op.SUM,
+    _R.PRODUCT: Op.PROD,
+    _R.MAX: Op.MAX,
+    _R.MIN: Op.MIN,
+    _R.AVG: Op.AVG,
+    _R.PREMUL_SUM: Op.SUM,
+}
 _BIT_OPS = {_R.BAND: Op.BIT_AND, _R.BOR: Op.BIT_OR, _R.BXOR: Op.BIT_XOR}
 # Of bool, which is a byte of 0 or 1.
 _BOOL_OPS = {_R.SUM: Op.MAX, _R.MAX: Op.MAX, _R.PRODUCT: Op.MIN, _R.MIN: Op.MIN, **_BIT_OPS}
@@ -43,14 +52,20 @@ def check_readable(*tensors: torch.Tensor) -> None:
     """Refuses what has no elements in this machine's memory."""
     for tensor in tensors:
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-            raise TypeError(f"a tensor on {tensor.device}, {tensor.layout}; 'unbroken' takes dense tensors on the CPU")
+            raise TypeError(
+                f"a tensor on {tensor.device}, {tensor.layout}; 'unbroken' takes dense tensors on the CPU"
+            )
         if tensor.is_quantized:
             raise TypeError("a quantized tensor; 'unbroken' takes its int_repr()")
         if tensor.numel() == 0:
             continue
-        last = tensor.storage_offset() + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+        last = tensor.storage_offset() + sum(
+            (n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)
+        )
         if tensor.untyped_storage().nbytes() < (last + 1) * tensor.element_size():
-            raise ValueError(f"a tensor of {tensor.numel()} elements whose storage was freed or shrunk: allocate it first")
+            raise ValueError(
+                f"a tensor of {tensor.numel()} elements whose storage was freed or shrunk: allocate it first"
+            )
 
 
 def check_writable(*tensors: torch.Tensor) -> None:
@@ -59,12 +74,16 @@ def check_writable(*tensors: torch.Tensor) -> None:
     for tensor in tensors:
         # 1: several elements are known to lie at one address.
         if torch._debug_has_internal_overlap(tensor) == 1:
-            raise ValueError("a tensor some of whose elements share one address (as expand makes it) cannot hold a result: give a clone()")
+            raise ValueError(
+                "a tensor some of whose elements share one address (as expand makes it) cannot hold a result: give a clone()"
+            )
 
 
 def check_equal(tensors: list, of: torch.Tensor, count: int, what: str) -> None:
     """Refuses a list that has not one tensor of that size and type for each rank."""
-    if len(tensors) != count or any(t.numel() != of.numel() or t.dtype != of.dtype for t in tensors):
+    if len(tensors) != count or any(
+        t.numel() != of.numel() or t.dtype != of.dtype for t in tensors
+    ):
         raise ValueError(f"{what}: {count} tensors of {of.numel()} {of.dtype} are right")
 
 
@@ -100,22 +119,28 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def copy_back(copies: Copies) -> None:
-    """Writes results to where the program wants them. By `data`: no gradient is recorded, and neither leaves nor inference tensors object."""
+    """Writes results to where the program wants them. By `data`: no gradient is recorded, and
+    neither leaves nor inference tensors object."""
     for tensor, result in copies:
         tensor.data.copy_(result)
 
 
 def reduction(tensor: torch.Tensor, op) -> tuple:
-    """Type and operator of a reduction, as the library counts them, and what elements are multiplied with before it (PREMUL_SUM) or None."""
+    """Type and operator of a reduction, as the library counts them, and what elements are
+    multiplied with before it (PREMUL_SUM) or None."""
     kind = op.op if hasattr(op, "op") else op
     if tensor.dtype is torch.bool:
         types, ops = {torch.bool: Type.UINT8}, _BOOL_OPS
     else:
         types, ops = TYPES, _OPS if tensor.dtype.is_floating_point else {**_OPS, **_BIT_OPS}
     if tensor.dtype not in types:
-        raise TypeError(f"{tensor.dtype} is not reduced by 'unbroken'; these are: {', '.join(map(str, TYPES))}, torch.bool")
+        raise TypeError(
+            f"{tensor.dtype} is not reduced by 'unbroken'; these are: {', '.join(map(str, TYPES))}, torch.bool"
+        )
     if kind not in ops:
-        raise ValueError(f"{kind} of {tensor.dtype} is not done by 'unbroken'; these are: {', '.join(k.name for k in ops)}")
+        raise ValueError(
+            f"{kind} of {tensor.dtype} is not done by 'unbroken'; these are: {', '.join(k.name for k in ops)}"
+        )
     factor = None
     if kind == _R.PREMUL_SUM:
         if not tensor.dtype.is_floating_point:

@@ -1,7 +1,8 @@
 """How an operation ends.
 
-An `Operation` is one request of the library with the memory that it works on. It is held by its backend until it is over, whatever becomes of the program's
-`Work`, so that memory which the library reads or writes is never freed under it.
+An `Operation` is one request of the library with the memory that it works on. It is held by its
+backend until it is over, whatever becomes of the program's `Work`, so that memory which the library
+reads or writes is never freed under it.
 
 | state | event | by whom |
 | --- | --- | --- |
@@ -9,9 +10,11 @@ An `Operation` is one request of the library with the memory that it works on. I
 | → claimed | a thread ends the request and copies results; if a signal's handler raises meanwhile it is begun again, and goes on | the first that finds it done: who waits or looks, or a completer |
 | → over | memory is let go of, waiters wake; then callbacks run | callbacks: by completers alone |
 
-Who waits drives the library and holds nothing: operations are begun, looked at and waited for by any number of threads meanwhile. Completers are threads of
-the process that sleep until the library says that an operation is over whose end is to be told (it has a future, or nobody has waited for it). There is
-always one more that sleeps while others run callbacks, so a callback may wait for another operation.
+Who waits drives the library and holds nothing: operations are begun, looked at and waited for by
+any number of threads meanwhile. Completers are threads of the process that sleep until the library
+says that an operation is over whose end is to be told (it has a future, or nobody has waited for
+it). There is always one more that sleeps while others run callbacks, so a callback may wait for
+another operation.
 """
 
 import itertools
@@ -30,7 +33,8 @@ from .tensors import copy_back
 _SLICE_S = 0.5
 # How often who waits for another thread to copy results looks whether that was interrupted.
 _LOOK_S = 0.1
-# Completers that are kept asleep, and that there can be: callbacks that wait for operations whose callbacks wait, and so on.
+# Completers that are kept asleep, and that there can be: callbacks that wait for operations whose
+# callbacks wait, and so on.
 _KEPT, _MOST = 2, 64
 # How long completers are waited for when the process ends.
 _JOIN_S = 10
@@ -47,11 +51,13 @@ class Operation:
 
     def __init__(self, backend, request: coll.Request, memory: list, copies: list):
         self._backend, self._request, self._memory, self._copies = backend, request, memory, copies
-        # The claim of the thread that ends it: that thread's number, in a list that is its own. One that is interrupted gives it back, and the next goes on.
-        # Not a lock: a signal's handler may raise between taking one and knowing that it was taken.
+        # The claim of the thread that ends it: that thread's number, in a list that is its own. One
+        # that is interrupted gives it back, and the next goes on. Not a lock: a signal's handler
+        # may raise between taking one and knowing that it was taken.
         self._claims = {}
         self._over = threading.Event()
-        # Reentrant: garbage is collected anywhere, and the end of a Work asks for its operations to be watched.
+        # Reentrant: garbage is collected anywhere, and the end of a Work asks for its operations to
+        # be watched.
         self._lock, self._callbacks, self._watched = threading.RLock(), [], False
         self.error = self.source = None
         backend.hold(self)
@@ -75,7 +81,8 @@ class Operation:
         return True
 
     def _finish(self):
-        """The library has done with it. An exception that comes in between (of a signal's handler) is its caller's alone."""
+        """The library has done with it. An exception that comes in between (of a signal's handler)
+        is its caller's alone."""
         mine = [threading.get_ident()]
         while not self._over.is_set():
             try:
@@ -86,7 +93,8 @@ class Operation:
                 if self._claims.get(0) is mine:
                     del self._claims[0]
             if claim is mine or claim == mine:
-                # Done; or the collector of garbage came while this thread ends it, which goes on then.
+                # Done; or the collector of garbage came while this thread ends it, which goes on
+                # then.
                 return
             self._over.wait(_LOOK_S)
 
@@ -131,7 +139,8 @@ class Operation:
         try:
             self._finish()
         except Exception as error:
-            # Copies were checked before it was begun; should one fail all the same, whoever waits is told.
+            # Copies were checked before it was begun; should one fail all the same, whoever waits
+            # is told.
             self.error = error
             self._finish()
         with self._lock:
@@ -141,7 +150,8 @@ class Operation:
 
 
 class _Completers:
-    """Threads that end operations which are watched; made with the first backend, ended with the process."""
+    """Threads that end operations which are watched; made with the first backend, ended with the
+    process."""
 
     def __init__(self):
         self._lock, self._queue = threading.Lock(), None
@@ -196,7 +206,8 @@ class _Completers:
             self._threads.discard(threading.current_thread())
 
     def end(self) -> None:
-        """Ends the threads. An interpreter that ends while one of them is in PyTorch's code aborts."""
+        """Ends the threads. An interpreter that ends while one of them is in PyTorch's code
+        aborts."""
         with self._lock:
             queue, self._queue = self._queue, None
             threads = list(self._threads)
@@ -237,7 +248,8 @@ class Work(dist._Work):
         self._future_lock, self._future = threading.Lock(), None
 
     def __del__(self):
-        # Nobody waits for it any more: its memory is let go of as soon as the library has done with it.
+        # Nobody waits for it any more: its memory is let go of as soon as the library has done with
+        # it.
         for operation in getattr(self, "_operations", ()):
             if not operation.is_over():
                 operation.watch()
@@ -250,8 +262,11 @@ class Work(dist._Work):
             if not operation.drive(None if ends is None else max(0, ends - time.monotonic())):
                 raise TimeoutError(f"the operation is under way after {seconds} s")
         if (error := self.exception()) is not None:
-            # Each who waits has one of his own: the traceback of one does not grow, and holds nobody else's tensors.
-            raise dist.DistBackendError(str(error)) from (None if type(error) is dist.DistBackendError else error)
+            # Each who waits has one of his own: the traceback of one does not grow, and holds
+            # nobody else's tensors.
+            raise dist.DistBackendError(str(error)) from (
+                None if type(error) is dist.DistBackendError else error
+            )
         return True
 
     def is_completed(self) -> bool:
@@ -261,7 +276,9 @@ class Work(dist._Work):
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
-        return next((operation.error for operation in self._operations if operation.error is not None), None)
+        return next(
+            (operation.error for operation in self._operations if operation.error is not None), None
+        )
 
     def synchronize(self) -> None:
         self.wait()
@@ -270,7 +287,9 @@ class Work(dist._Work):
         return self._results
 
     def source_rank(self) -> int:
-        sources = [operation.source for operation in self._operations if operation.source is not None]
+        sources = [
+            operation.source for operation in self._operations if operation.source is not None
+        ]
         return sources[0] if sources else -1
 
     _source_rank = source_rank
@@ -286,7 +305,10 @@ class Work(dist._Work):
 
         def one_is_over() -> None:
             if next(left) == 0:
-                error = next((operation.error for operation in operations if operation.error is not None), None)
+                error = next(
+                    (operation.error for operation in operations if operation.error is not None),
+                    None,
+                )
                 future.set_result(results) if error is None else future.set_exception(error)
 
         for operation in operations:

@@ -133,8 +133,8 @@ struct Ranks(Vec<Option<Child>>);
 
 impl Ranks {
     /// Waits for all; gives the first one that has failed. One that fails before the ranks have met
-    /// ends the others, which would wait for it in vain. Afterwards they find out by themselves, and
-    /// say what they saw.
+    /// ends the others, which would wait for it in vain. Afterwards they find out by themselves,
+    /// and say what they saw.
     fn wait(&mut self) -> Result<Option<usize>> {
         let mut failed = None;
         while self.0.iter().any(Option::is_some) {

@@ -2,9 +2,8 @@
 //! to do about it.
 //!
 //! What is read is put into plain values first ([`machine`]: what the kernel shows in files); each
-//! check is a function of such values that gives a [`Line`], so each fault can be tested without the
-//! machine that has it. Nothing is changed. Traffic is sent only where `--devices`
-//! is given.
+//! check is a function of such values that gives a [`Line`], so each fault can be tested without
+//! the machine that has it. Nothing is changed. Traffic is sent only where `--devices` is given.
 
 mod backups;
 mod devices;

@@ -2,8 +2,8 @@
 //! and pictures.
 //!
 //! Everything is computed here, by `unbroken-sdr-model`; no network is touched, and no runtime
-//! folder. A link comes as quantities with units ([`unbroken_units`]); what makes no sense gets a sentence
-//! that says what would be right. Pictures are SVG files.
+//! folder. A link comes as quantities with units ([`unbroken_units`]); what makes no sense gets a
+//! sentence that says what would be right. Pictures are SVG files.
 
 mod heatmap;
 mod picture;

@@ -1,8 +1,9 @@
 //! `unbroken sdr bench`: a client that writes, and a server in a process of its own that reads.
 //!
 //! The two tell each other how to connect, one line each: through the server's standard input and
-//! output, or, between machines, over a TCP connection. The client keeps so many writes in flight, and a write's time counts from its call to its
-//! end: all bytes are in their place, and the client knows it.
+//! output, or, between machines, over a TCP connection. The client keeps so many writes in flight,
+//! and a write's time counts from its call to its end: all bytes are in their place, and the client
+//! knows it.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};

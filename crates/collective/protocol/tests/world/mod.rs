@@ -6,15 +6,15 @@
 //! queue pair is closed is lost, or is polled later; a path that is cut says nothing to the
 //! receiver, and fails its sender after a while.
 
-mod arms;
 mod cases;
+mod env;
 mod play;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use arms::Arms;
 #[allow(unused_imports)]
 pub use cases::*;
+use env::WorldEnv;
 pub use play::*;
 use unbroken_collective_protocol::agree::Description;
 use unbroken_collective_protocol::frame::Header;
@@ -22,7 +22,7 @@ use unbroken_collective_protocol::frame::{CROSS, HEADER_BYTES, MEMORY, OUT_OF_BA
 use unbroken_collective_protocol::message::{Message, News as Word};
 use unbroken_collective_protocol::run::Target;
 use unbroken_collective_protocol::{
-    reduce, views, Bytes, Config, Engine, Hands, Mutant, Note, ProbeId, Rank, Slot,
+    reduce, views, Bytes, Config, Engine, Env, Mutant, Note, ProbeId, Rank, Slot,
 };
 use unbroken_schedule::{
     Buffer, Collective, DataType, Folding, Form, Program, ReduceOp, Slice, Topology, Work,

@@ -196,16 +196,24 @@ pub fn run(case: &Case, most_us: u64) -> Outcome {
             Event::Told { from, to, message } => {
                 if !world.ranks[to].is_silent() && !world.ranks[from].dead {
                     let message = Message::decode(&message).expect("a message");
-                    engines[to].on_message(from, &message, &mut Arms { world: &mut world, me: to });
+                    engines[to].on_message(
+                        from,
+                        &message,
+                        &mut WorldEnv { world: &mut world, me: to },
+                    );
                 }
             }
             Event::Gone { to, .. } if world.ranks[to].gone => {}
             Event::Gone { rank, to } => {
-                engines[to].on_lost(rank, &mut Arms { world: &mut world, me: to })
+                engines[to].on_lost(rank, &mut WorldEnv { world: &mut world, me: to })
             }
             Event::Probed { to, probe, answered } => {
                 if world.ranks[to].probes.contains_key(&probe) {
-                    engines[to].on_probed(probe, answered, &mut Arms { world: &mut world, me: to });
+                    engines[to].on_probed(
+                        probe,
+                        answered,
+                        &mut WorldEnv { world: &mut world, me: to },
+                    );
                 }
             }
             Event::Heal { fault } => world.active.retain(|f| *f != fault),
@@ -217,19 +225,19 @@ pub fn run(case: &Case, most_us: u64) -> Outcome {
                 let polled = world.random.below(6);
                 for _ in 0..polled {
                     let Some((id, news)) = world.ranks[rank].cq.pop_front() else { break };
-                    let mut arms = Arms { world: &mut world, me: rank };
-                    let current = |arms: &Arms, peer, rail| {
-                        arms.world.ranks[rank]
+                    let mut env = WorldEnv { world: &mut world, me: rank };
+                    let current = |env: &WorldEnv, peer, rail| {
+                        env.world.ranks[rank]
                             .qps
                             .get(&(peer, rail))
                             .is_some_and(|q| q.open && q.id == id)
                     };
                     match news {
                         News::Notice(peer, notice) => {
-                            engines[rank].on_notice(peer, notice, &mut arms)
+                            engines[rank].on_notice(peer, notice, &mut env)
                         }
                         News::Sent(peer, rail, What::Test) => {
-                            engines[rank].on_tested(peer, rail, &mut arms)
+                            engines[rank].on_tested(peer, rail, &mut env)
                         }
                         News::Sent(peer, rail, What::Frame(stream)) => {
                             engines[rank].on_sent(peer, rail, Some(stream))
@@ -237,16 +245,16 @@ pub fn run(case: &Case, most_us: u64) -> Outcome {
                         News::Sent(peer, rail, What::Notice) => {
                             engines[rank].on_sent(peer, rail, None)
                         }
-                        News::Failed(peer, rail) if current(&arms, peer, rail) => {
-                            engines[rank].fail_path(peer, rail, &mut arms)
+                        News::Failed(peer, rail) if current(&env, peer, rail) => {
+                            engines[rank].fail_path(peer, rail, &mut env)
                         }
                         News::Failed(..) => {}
                     }
                 }
                 let now_us = world.now_us;
-                let mut arms = Arms { world: &mut world, me: rank };
-                engines[rank].on_time(now_us, &mut arms);
-                engines[rank].pump(&mut arms);
+                let mut env = WorldEnv { world: &mut world, me: rank };
+                engines[rank].on_time(now_us, &mut env);
+                engines[rank].pump(&mut env);
                 if engines[rank].failure().is_none() && !engines[rank].is_busy() {
                     let before = outputs[rank].len();
                     step(
@@ -308,14 +316,14 @@ pub fn run(case: &Case, most_us: u64) -> Outcome {
 /// What a communicator does when the program has no more use for it.
 fn leave(rank: Rank, done: u64, engine: &mut Engine, world: &mut World) {
     let ranks = world.ranks.len();
-    engine.leave(&mut Arms { world, me: rank });
+    engine.leave(&mut WorldEnv { world, me: rank });
     // Those to whom it has a connection out of band hear it, too.
     let neighbours: Vec<Rank> = Engine::neighbours(rank, ranks).collect();
     let connected = |to: &Rank| world.oob.contains_key(&(rank, *to));
     let told: Vec<Rank> =
         (0..ranks).filter(|to| !neighbours.contains(to) && connected(to)).collect();
     let left = Message::News(Word::Left { rank, done });
-    told.iter().for_each(|to| Arms { world, me: rank }.tell(*to, &left));
+    told.iter().for_each(|to| WorldEnv { world, me: rank }.tell(*to, &left));
     for to in neighbours.into_iter().chain(told) {
         let in_us = world.oob[&(rank, to)] - world.now_us;
         world.at(in_us, Event::Gone { rank, to });
@@ -375,5 +383,11 @@ fn step(
     }
     *begun += 1;
     let description = Description::of(collective);
-    engine.start(number, description, size as u64, program.into(), &mut Arms { world, me: rank });
+    engine.start(
+        number,
+        description,
+        size as u64,
+        program.into(),
+        &mut WorldEnv { world, me: rank },
+    );
 }

@@ -1,7 +1,7 @@
 //! What becomes of requests when a NIC is lost.
 //!
-//! Communicators that cannot go on without a NIC end their instance, and with it the KV cache of all
-//! that it has:
+//! Communicators that cannot go on without a NIC end their instance, and with it the KV cache of
+//! all that it has:
 //!
 //! - *none*: nothing is done. What the instance has, and what comes later, is lost.
 //! - *restart*: the instance is out of service for a time, and then works on healthy hosts. What it
@@ -9,8 +9,8 @@
 //! - *reroute*: what the instance had begins again on a second replica, and all that comes goes
 //!   there, too. That replica has as many requests of its own.
 //! - *DéjàVu* (F. Strati et al., ICML '24): while all is well, each host sends new parts of its KV
-//!   cache to its neighbour's memory, beside what it computes. After a failure the instance is out of
-//!   service as after a restart; the lost host's part of the cache is then fetched back, and
+//!   cache to its neighbour's memory, beside what it computes. After a failure the instance is out
+//!   of service as after a restart; the lost host's part of the cache is then fetched back, and
 //!   requests go on with the pass that was cut off.
 //!
 //! Where communicators go on, all that waits for the network stands still for the time of a switch,

@@ -11,29 +11,29 @@
 //! *Sarathi-Serve*, OSDI '24). With pipeline parallelism as many passes are under way as there are
 //! stages, each with its part of the requests.
 //!
-//! What a pass takes is at the head of [`pace`], what becomes of requests after a failure at that of
-//! [`handling`].
+//! What a pass takes is at the head of [`pace`], what becomes of requests after a failure at that
+//! of [`handling`].
 //!
 //! # Assumptions
 //!
 //! - A request is admitted when the KV cache has room for its prompt and all of its answer; so none
 //!   is ever put back. Requests are admitted in the order in which they came.
-//! - A token is shown when its pass ends. The scheduler, sampling, tokenising and the network to the
-//!   client take no time, nor does the way of a sampled token back to the first stage.
+//! - A token is shown when its pass ends. The scheduler, sampling, tokenising and the network to
+//!   the client take no time, nor does the way of a sampled token back to the first stage.
 //! - With prefill and decode apart, the decode instance makes the first token, too, as vLLM's does.
 //!   One KV cache at a time is sent, over all NICs, after the whole prompt is computed.
-//! - While communication moves to other NICs, all that an instance across hosts has under way stands
-//!   still, computing too; a pass under way ends at the pace at which it began.
+//! - While communication moves to other NICs, all that an instance across hosts has under way
+//!   stands still, computing too; a pass under way ends at the pace at which it began.
 //! - Prompts have nothing in common, so no part of a KV cache is used twice.
 //!
 //! # Limits
 //!
 //! With pipeline parallelism and a large budget, passes with a prompt and passes without alternate
 //! where requests come one by one, and stages idle; many prompts at once fill them. So near
-//! saturation what a failure leaves waiting can be answered at a higher rate than what comes evenly,
-//! and a median can be better after a restart than without a failure. With a budget of 512 tokens it
-//! is not. Nothing was compared with a running system: what is far from the truth is, first of all,
-//! how fast GPUs compute.
+//! saturation what a failure leaves waiting can be answered at a higher rate than what comes
+//! evenly, and a median can be better after a restart than without a failure. With a budget of 512
+//! tokens it is not. Nothing was compared with a running system: what is far from the truth is,
+//! first of all, how fast GPUs compute.
 //!
 //! # Units
 //!

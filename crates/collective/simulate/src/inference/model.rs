@@ -3,10 +3,10 @@
 //! With *l* layers, hidden size *h*, *a* query heads and *k* heads of keys and values of *d* each,
 //! a feed-forward size *f* and a vocabulary *V*:
 //!
-//! - parameters of a layer: 2 h a d (queries, output) + 2 h k d (keys, values) + 2 h f, or 3 h f where
-//!   the feed-forward part is gated; then V h for the output, V h again for the input where the two
-//!   are apart, and h for each learned position. Biases and norms, less than a thousandth, are left
-//!   out;
+//! - parameters of a layer: 2 h a d (queries, output) + 2 h k d (keys, values) + 2 h f, or 3 h f
+//!   where the feed-forward part is gated; then V h for the output, V h again for the input where
+//!   the two are apart, and h for each learned position. Biases and norms, less than a thousandth,
+//!   are left out;
 //! - floating-point operations of a token: 2 for each parameter that is multiplied, and 4 l a d for
 //!   each token before it that it looks at (J. Kaplan et al., *Scaling Laws for Neural Language
 //!   Models*, 2020, table 1);

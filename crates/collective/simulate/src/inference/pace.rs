@@ -19,8 +19,8 @@
 //! SendRecv between two hosts, over all NICs, as long as [`crate::strategy`] says. Hosts of a stage
 //! send their parts side by side, and the slowest counts.
 //!
-//! DéjàVu reads the new part of the KV cache once more, and sends it to the next host beside what is
-//! computed: a stage takes as long as the longer of both.
+//! DéjàVu reads the new part of the KV cache once more, and sends it to the next host beside what
+//! is computed: a stage takes as long as the longer of both.
 //!
 //! [`Llm::attention_operations`]: super::model::Llm::attention_operations
 
@@ -265,7 +265,8 @@ mod tests {
         let pace = Pace::new(&s, &[], Strategy::Ours).unwrap();
         let mut prompt = Load::default();
         prompt.add(0, 2000);
-        // 2 · 404e9 · 2000 / 2 operations and an attention of 2 · 126 · 16,384 · 2000² / 2, at 3.96e15
+        // 2 · 404e9 · 2000 / 2 operations and an attention of 2 · 126 · 16,384 · 2000² / 2, at
+        // 3.96e15
         let seconds = pace.instances[0].stage_s(&s, 0, &prompt, false);
         let compute = (2.0 * 403.75e9 * 2000.0 + 4.0 * 126.0 * 16_384.0 * 2e6) / 2.0 / 3.956e15;
         // 126 AllReduces of 65.5 MB, each 1.75 times that at 450 GB/s

@@ -72,9 +72,10 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// A model on hosts of R²CCL §8.1: eight H100 with 900 GB/s of NVLink, both directions together,
-    /// and eight NICs of 400 Gbit/s. TP 8 and PP 2; or TP 8 for each instance where prompts are
-    /// computed apart. 8,192 tokens a pass and 1,024 requests are what vLLM v1 takes on an H100.
+    /// A model on hosts of R²CCL §8.1: eight H100 with 900 GB/s of NVLink, both directions
+    /// together, and eight NICs of 400 Gbit/s. TP 8 and PP 2; or TP 8 for each instance where
+    /// prompts are computed apart. 8,192 tokens a pass and 1,024 requests are what vLLM v1 takes on
+    /// an H100.
     pub fn new(model: Llm, disaggregated: bool) -> Serving {
         let nics = Cluster { nic_mbps: 400_000, nvlink_mbps: 3_600_000, ..Cluster::default() };
         let serving = Serving {

@@ -19,8 +19,8 @@ use crate::error::{DirectoryError, Result};
 use crate::servers::{Address, Servers};
 use crate::settings::RedisSettings;
 
-/// The server must answer within this time, else the connection is given up. Nobody waits for it but
-/// the directory's thread; so it is longer than any network's round trip.
+/// The server must answer within this time, else the connection is given up. Nobody waits for it
+/// but the directory's thread; so it is longer than any network's round trip.
 const IO_WAIT: Duration = Duration::from_secs(5);
 /// All answers of a round must be there within this time.
 const ROUND_WAIT: Duration = Duration::from_secs(30);
@@ -184,8 +184,9 @@ impl Connect for Server {
     }
 }
 
-/// Sends a pipeline and takes the answers. (`Pipeline::query` waits for every one of them, also when
-/// the first has not come in time: for a thousand it would wait hours for a server that is silent.)
+/// Sends a pipeline and takes the answers. (`Pipeline::query` waits for every one of them, also
+/// when the first has not come in time: for a thousand it would wait hours for a server that is
+/// silent.)
 fn exchange(
     connection: &mut Connection,
     pipeline: &Pipeline,

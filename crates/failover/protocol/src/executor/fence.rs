@@ -1,7 +1,7 @@
 //! The fence of a planned switch: what was posted before it is to complete on the old path, and
 //! nothing else leaves meanwhile.
 
-use super::{Executor, Shell, StepError};
+use super::{Env, Executor, StepError};
 use crate::mutants::left_out;
 use crate::qp::State;
 use crate::slots::SlotPath;
@@ -37,17 +37,17 @@ impl Executor {
     /// The transport of the present life has given up on a path that lives. Where the path loses
     /// much, that says nothing of the QP: it goes on in the same life, in which the peer knows what
     /// comes again, so that atomics survive. A QP that is wedged by itself does not move by that.
-    pub(super) fn goes_on(&mut self, shell: &mut impl Shell, path: SlotPath) -> bool {
+    pub(super) fn goes_on(&mut self, env: &mut impl Env, path: SlotPath) -> bool {
         if self.gave_up != Some(WcStatus::RetryExcErr)
-            || !shell.loses(path)
+            || !env.loses(path)
             || left_out!(self.lqp.mutation(), NeverGoesOn)
         {
             return false;
         }
-        let advanced = shell.progress().advanced;
+        let advanced = env.progress().advanced;
         let times = if self.went_on.1 == advanced { self.went_on.0 + 1 } else { 1 };
         let insists = self.lqp.state() == State::Fencing;
-        if times > GOES_ON || !shell.go_on(insists) {
+        if times > GOES_ON || !env.go_on(insists) {
             return false;
         }
         self.insists = insists;
@@ -57,13 +57,13 @@ impl Executor {
 
     /// While sends are to complete on a path that loses much, they are sent again soon and without
     /// end; the fence has deadlines.
-    pub(super) fn insist(&mut self, shell: &mut impl Shell, insists: bool) {
+    pub(super) fn insist(&mut self, env: &mut impl Env, insists: bool) {
         let changes = match insists {
-            true => self.lqp.path().is_some_and(|path| shell.loses(path)),
+            true => self.lqp.path().is_some_and(|path| env.loses(path)),
             false => self.insists,
         };
         if changes {
-            let goes_on = shell.go_on(insists);
+            let goes_on = env.go_on(insists);
             self.insists = insists && goes_on;
         }
     }
@@ -90,16 +90,16 @@ impl Executor {
     }
 
     /// The planned switch is cancelled: what was held goes where the rest is.
-    pub(super) fn release(&mut self, shell: &mut impl Shell) {
+    pub(super) fn release(&mut self, env: &mut impl Env) {
         self.fence = None;
-        self.insist(shell, false);
-        let now_us = shell.now_us();
+        self.insist(env, false);
+        let now_us = env.now_us();
         let pause_us = (2 * self.pause.1).clamp(PLAN_PAUSE_US, PLAN_PAUSE_MAX_US);
         self.pause = (now_us + pause_us, pause_us);
         let Some(held) = self.held.take() else { return };
-        if shell.post(&held.work).is_err() {
+        if env.post(&held.work).is_err() {
             self.held = Some(held);
-            self.step(shell, Err(StepError));
+            self.step(env, Err(StepError));
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Work that no physical QP holds: posted while the QP is between two paths, or about to leave one.
 
-use super::{Executor, Shell};
+use super::{Env, Executor};
 use crate::action::Reason;
 use crate::qp::State;
 use unbroken_types::{check_send, Backlog, PostError, QpCaps, RecvWr, SendBatch};
@@ -25,9 +25,9 @@ impl Held {
 impl Executor {
     /// All that was outstanding when the connection was closed, unless the physical QP holds it
     /// all.
-    pub fn take_work(&mut self, shell: &mut impl Shell) -> Option<Backlog> {
+    pub fn take_work(&mut self, env: &mut impl Env) -> Option<Backlog> {
         let held = self.held.take()?;
-        Some(Self::with_physical(held, shell).unwrap_or_else(|(held, _)| held))
+        Some(Self::with_physical(held, env).unwrap_or_else(|(held, _)| held))
     }
 
     /// Keeps sends that are posted while the QP is between two paths, or about to leave one, all or
@@ -58,8 +58,8 @@ impl Executor {
 
     /// As [`Self::suspect`], where the program had posted work before the QP had this executor,
     /// which its physical QP did not take: that goes along, behind what the physical QP has.
-    pub fn suspect_with(&mut self, shell: &mut impl Shell, reason: Reason, later: Backlog) {
+    pub fn suspect_with(&mut self, env: &mut impl Env, reason: Reason, later: Backlog) {
         self.held = Held::later(later);
-        self.suspect(shell, reason);
+        self.suspect(env, reason);
     }
 }

@@ -2,11 +2,11 @@
 //! up.
 
 use super::held::Held;
-use super::{Ended, Executor, Shell, StepError};
+use super::{Ended, Env, Executor, StepError};
 use crate::action::{OpenError, QuiesceError, Quiesced, Reason};
 use crate::mutants::left_out;
 use crate::silence::Silence;
-use crate::slots::Belief;
+use crate::slots::Liveness;
 use unbroken_types::{Backlog, QpState, RcModify, WcStatus};
 
 /// A physical QP that takes its time to stop is asked so often: first, and at most (it doubles).
@@ -15,17 +15,17 @@ const STOP_LOOK_US: u64 = 50;
 const STOP_LOOK_MAX_US: u64 = 2_000;
 
 impl Executor {
-    pub(super) fn quiesce(&mut self, shell: &mut impl Shell) {
+    pub(super) fn quiesce(&mut self, env: &mut impl Env) {
         self.fence = None;
-        let progress = shell.progress();
+        let progress = env.progress();
         if self.has_ended(progress.state) {
             // Its NIC dies later, or its peer moves. It must not come back to life.
             self.lqp.handle_ended();
-            return self.end(shell);
+            return self.end(env);
         }
         let held = self.held.take().unwrap_or_default();
         let stopping = self.stopping.take();
-        let answer = match Self::with_physical(held, shell) {
+        let answer = match Self::with_physical(held, env) {
             Ok(work) => {
                 let (executed, exact, completed) = (work.executed, work.exact, work.completed);
                 let idle = work.sends.is_empty();
@@ -38,33 +38,33 @@ impl Executor {
                 self.held = Held::later(work);
                 let wait_us =
                     stopping.map_or(STOP_LOOK_US, |(_, us)| (2 * us).min(STOP_LOOK_MAX_US));
-                self.stopping = Some((shell.now_us() + wait_us, wait_us));
+                self.stopping = Some((env.now_us() + wait_us, wait_us));
                 return;
             }
             Err((work, Some(e))) => {
                 self.held = Held::later(work);
-                if self.has_ended(shell.progress().state) {
+                if self.has_ended(env.progress().state) {
                     // The reason of the flushes was told last.
                     self.lqp.handle_ended();
-                    return self.end(shell);
+                    return self.end(env);
                 }
                 Err(e)
             }
         };
-        self.lqp.handle_quiesced(shell.now_us(), answer);
+        self.lqp.handle_quiesced(env.now_us(), answer);
     }
 
     /// What is held and what the physical QP has, which is stopped; its counts are those of the
     /// life that ends. If that cannot be, or not yet (`None`), what was held.
     pub(super) fn with_physical(
         held: Held,
-        shell: &mut impl Shell,
+        env: &mut impl Env,
     ) -> Result<Backlog, (Backlog, Option<QuiesceError>)> {
         let work = held.work;
         if held.recvs {
             return Ok(work); // it has been stopped
         }
-        match shell.quiesce() {
+        match env.quiesce() {
             Ok(Some(mut physical)) => {
                 // What is held was posted later.
                 physical.append(work);
@@ -75,12 +75,12 @@ impl Executor {
         }
     }
 
-    pub(super) fn open(&mut self, shell: &mut impl Shell, epoch: u64, slot: u8) {
+    pub(super) fn open(&mut self, env: &mut impl Env, epoch: u64, slot: u8) {
         let held = self.held.get_or_insert_with(Held::default);
         let recvs = std::mem::take(&mut held.work.recvs);
         let recvs = Backlog { recvs, ..Backlog::default() };
         let opened = match self.lqp.slots().get(slot) {
-            Some(path) => shell.open(path, &recvs),
+            Some(path) => env.open(path, &recvs),
             None => Err(OpenError),
         };
         match opened {
@@ -91,26 +91,26 @@ impl Executor {
             }
             Err(_) => held.work.recvs = recvs.recvs,
         }
-        self.lqp.handle_opened(shell.now_us(), epoch, opened);
+        self.lqp.handle_opened(env.now_us(), epoch, opened);
     }
 
     /// Lets the new path send, unless the application itself has not come that far.
-    pub(super) fn start(&mut self, shell: &mut impl Shell) {
-        let app = shell.app();
+    pub(super) fn start(&mut self, env: &mut impl Env) {
+        let app = env.app();
         self.had_waited = self.held.as_ref().is_some_and(|held| !held.work.sends.is_empty());
         if app.state == Some(QpState::Rtr) {
             self.held = None; // nobody can have posted a send
             return;
         }
-        if shell.progress().state == QpState::Err && shell.nic_works() {
+        if env.progress().state == QpState::Err && env.nic_works() {
             // The peer has begun already, with a request that ended the connection as it would have
             // on any path.
-            return self.end(shell);
+            return self.end(env);
         }
         let sends = self.held.take().map(|h| h.work).unwrap_or_default();
-        if shell.adopt(&sends).is_err() {
+        if env.adopt(&sends).is_err() {
             self.held = Some(Held { work: sends, recvs: false });
-            return self.step(shell, Err(StepError));
+            return self.step(env, Err(StepError));
         }
         let rts = RcModify {
             state: Some(QpState::Rts),
@@ -128,19 +128,19 @@ impl Executor {
         self.pause.1 = 0;
         let done = match app.state {
             // In one go: what SQD holds back must not leave in between.
-            Some(QpState::Sqd) => shell.modify(&[rts, sqd], None),
-            _ => shell.modify(&[rts], None),
+            Some(QpState::Sqd) => env.modify(&[rts, sqd], None),
+            _ => env.modify(&[rts], None),
         };
-        self.step(shell, done);
+        self.step(env, done);
     }
 
     /// A step on the physical QP was done, or was refused since its NIC just died, too: then the
     /// next path is tried.
-    pub(super) fn step(&mut self, shell: &mut impl Shell, done: Result<(), StepError>) {
+    pub(super) fn step(&mut self, env: &mut impl Env, done: Result<(), StepError>) {
         if done.is_err() {
-            let now_us = shell.now_us();
+            let now_us = env.now_us();
             if let Some(path) = self.lqp.path() {
-                self.lqp.set_path_belief(now_us, path, Belief::NoNic);
+                self.lqp.set_path_belief(now_us, path, Liveness::NoNic);
             }
             self.lqp.suspect(now_us, self.lqp.epoch(), Reason::PostFailed);
         }
@@ -154,27 +154,27 @@ impl Executor {
     }
 
     /// The physical QP is in ERR by itself: what it did not have yet is flushed, like the rest.
-    pub(super) fn end(&mut self, shell: &mut impl Shell) {
+    pub(super) fn end(&mut self, env: &mut impl Env) {
         (self.fence, self.stopping) = (None, None);
         if let Some(held) = self.held.take() {
-            shell.complete(&held.work, WcStatus::WrFlushErr);
+            env.complete(&held.work, WcStatus::WrFlushErr);
         }
-        shell.ended(Ended::ByProgram);
+        env.ended(Ended::ByProgram);
     }
 
     /// Gives the application the original error.
-    pub(super) fn fail(&mut self, shell: &mut impl Shell, status: WcStatus) {
+    pub(super) fn fail(&mut self, env: &mut impl Env, status: WcStatus) {
         let held = self.held.take().unwrap_or_default();
         self.stopping = None;
-        match Self::with_physical(held, shell) {
-            Ok(work) => shell.complete(&work, status),
+        match Self::with_physical(held, env) {
+            Ok(work) => env.complete(&work, status),
             Err((work, _)) => {
                 // What the physical QP has is older than what is held.
-                let had = shell.progress().sends() > 0;
-                shell.fail(status);
-                shell.complete(&work, if had { WcStatus::WrFlushErr } else { status });
+                let had = env.progress().sends() > 0;
+                env.fail(status);
+                env.complete(&work, if had { WcStatus::WrFlushErr } else { status });
             }
         }
-        shell.ended(Ended::GivenUp);
+        env.ended(Ended::GivenUp);
     }
 }

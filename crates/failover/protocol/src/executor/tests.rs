@@ -103,7 +103,7 @@ impl Fake {
     }
 }
 
-impl Shell for Fake {
+impl Env for Fake {
     fn now_us(&self) -> u64 {
         self.now_us
     }
@@ -202,14 +202,14 @@ impl Shell for Fake {
     fn ended(&mut self, why: Ended) {
         self.ended = Some(why);
     }
-    fn crowd(&self) -> u32 {
+    fn switching_qps(&self) -> u32 {
         0
     }
-    fn belief(&self, path: SlotPath) -> Belief {
+    fn liveness(&self, path: SlotPath) -> Liveness {
         if self.works[usize::from(path.local)] {
-            Belief::Alive
+            Liveness::Alive
         } else {
-            Belief::NoNic
+            Liveness::NoNic
         }
     }
     fn send(&mut self, message: &Message, _path: SlotPath) {
@@ -283,9 +283,9 @@ fn is_in(e: &Executor, epoch: u64) -> Message {
 
 /// The peer says that it is in the epoch of what this end has said, has executed so many, and has
 /// heard it.
-fn answer(executor: &mut Executor, shell: &mut Fake, executed: u64, heard: bool) {
+fn answer(executor: &mut Executor, env: &mut Fake, executed: u64, heard: bool) {
     let message = hello(executor, executor.lqp().epoch(), Messages::writes(executed), heard);
-    executor.message(shell, &message);
+    executor.message(env, &message);
 }
 
 #[test]
@@ -512,9 +512,9 @@ fn a_program_that_has_not_come_to_rts_is_not_overtaken() {
 }
 
 /// What the peer says of a planned switch.
-fn planned(executor: &mut Executor, shell: &mut Fake, kind: Planned, epoch: u64) {
+fn planned(executor: &mut Executor, env: &mut Fake, kind: Planned, epoch: u64) {
     let message = Message { from: endpoint(2), to: endpoint(1), body: Body::Planned(kind, epoch) };
-    executor.message(shell, &message);
+    executor.message(env, &message);
 }
 
 fn ahead(path: SlotPath) -> bool {
@@ -546,7 +546,7 @@ fn a_planned_switch_waits_for_both_fences_and_replays_nothing() {
     assert!(e.holds_sends() && !e.switching());
     assert_eq!(e.hold_sends(&CAPS, || 1, &SendWr { wr_id: 2, ..blank() }), Some(Ok(())));
     planned(&mut e, &mut s, Planned::Drained, 1);
-    assert_eq!(s.log, ["refresh"; 0], "an atomic is still on its way");
+    assert_eq!(s.log, ["refresh"; 0], "an atomic is still on its port_path");
     s.sends.clear();
     s.now_us = e.deadline_us().unwrap();
     e.tick(&mut s);

@@ -19,15 +19,15 @@
 //! - the way has lost [`MIN_LOST`] probes, and [`WORSE`] times as many as the best of the others
 //!   and one more: where all NICs lose alike there is nowhere to go;
 //! - it has answered some: one that answers none is dead or not, which is another question;
-//! - that was so in fair rounds, over [`MIN_SPAN_US`] at least. A round is fair if one of the others
-//!   answered fast in one of the two rounds before it or the two after, so that the peer had its
-//!   core, and it was not late, so that we had ours. (In the round itself would not do: a way that
-//!   loses as much as this one would be counted only where it has answered);
+//! - that was so in fair rounds, over [`MIN_SPAN_US`] at least. A round is fair if one of the
+//!   others answered fast in one of the two rounds before it or the two after, so that the peer had
+//!   its core, and it was not late, so that we had ours. (In the round itself would not do: a way
+//!   that loses as much as this one would be counted only where it has answered);
 //! - QPs were strained in [`MIN_STRAINS`] windows.
 //!
 //! *Hysteresis.* After each comparison the way is not compared for a pause, which doubles from
-//! `grey_pause_us` to `grey_pause_max_us`. A grey way stays so until a comparison finds it well, and
-//! has then failed like one that was dead: it is steady only after a time that doubles, too.
+//! `grey_pause_us` to `grey_pause_max_us`. A grey way stays so until a comparison finds it well,
+//! and has then failed like one that was dead: it is steady only after a time that doubles, too.
 //!
 //! Invariants: one way is compared at a time, with at most [`MAX_OTHERS`] others; a comparison ends
 //! after [`MAX_ROUNDS`] rounds; what is kept of a way is of constant size.
@@ -38,7 +38,7 @@
 
 use super::{HealthConfig, PeerHealth, Verdict};
 use crate::mutants::left_out;
-use crate::slots::Way;
+use crate::slots::PortPath;
 use std::collections::VecDeque;
 
 /// A window is strained in which more than one packet of so many was sent again.
@@ -134,7 +134,7 @@ impl Count {
 /// The probes of one way in fair rounds.
 #[derive(Clone, Copy, Debug)]
 struct Tally {
-    way: Way,
+    port_path: PortPath,
     count: Count,
     /// It is to be probed in the last round.
     due: bool,
@@ -167,10 +167,10 @@ pub(super) struct Comparison {
 }
 
 impl Comparison {
-    fn new(now_us: u64, ways: impl Iterator<Item = Way>) -> Comparison {
-        let tally = |way| Tally { way, count: Count::default(), due: false };
+    fn new(now_us: u64, port_paths: impl Iterator<Item = PortPath>) -> Comparison {
+        let tally = |port_path| Tally { port_path, count: Count::default(), due: false };
         Comparison {
-            tallies: ways.take(MAX_OTHERS + 1).map(tally).collect(),
+            tallies: port_paths.take(MAX_OTHERS + 1).map(tally).collect(),
             round_due_us: now_us,
             open: VecDeque::new(),
             rounds: 0,
@@ -180,8 +180,8 @@ impl Comparison {
         }
     }
 
-    fn of(&self) -> Way {
-        self.tallies[0].way
+    fn of(&self) -> PortPath {
+        self.tallies[0].port_path
     }
 
     /// Whether the way answers, and loses some, by what is known by now.
@@ -191,12 +191,12 @@ impl Comparison {
     }
 
     /// The next probe, whose number is to be told by `Comparison::sent`.
-    pub(super) fn due(&self) -> Option<Way> {
-        self.tallies.iter().find(|t| t.due).map(|t| t.way)
+    pub(super) fn due(&self) -> Option<PortPath> {
+        self.tallies.iter().find(|t| t.due).map(|t| t.port_path)
     }
 
-    pub(super) fn sent(&mut self, way: Way, sequence: u32) {
-        let Some(i) = self.tallies.iter().position(|t| t.way == way) else { return };
+    pub(super) fn sent(&mut self, port_path: PortPath, sequence: u32) {
+        let Some(i) = self.tallies.iter().position(|t| t.port_path == port_path) else { return };
         self.tallies[i].due = false;
         if let Some(round) = self.open.back_mut() {
             round.probes[i] = Some((sequence, false));
@@ -204,8 +204,8 @@ impl Comparison {
     }
 
     /// A probe was answered.
-    pub(super) fn answered(&mut self, now_us: u64, way: Way, sequence: u32) {
-        let Some(i) = self.tallies.iter().position(|t| t.way == way) else { return };
+    pub(super) fn answered(&mut self, now_us: u64, port_path: PortPath, sequence: u32) {
+        let Some(i) = self.tallies.iter().position(|t| t.port_path == port_path) else { return };
         let of = |round: &&mut Round| round.probes[i] == Some((sequence, false));
         let Some(round) = self.open.iter_mut().find(of) else { return };
         round.probes[i] = Some((sequence, true));
@@ -213,9 +213,9 @@ impl Comparison {
     }
 
     /// Begins a round, for ways that `carry`.
-    fn begin_round(&mut self, now_us: u64, carries: impl Fn(Way) -> bool) {
+    fn begin_round(&mut self, now_us: u64, carries: impl Fn(PortPath) -> bool) {
         for t in &mut self.tallies {
-            t.due = carries(t.way);
+            t.due = carries(t.port_path);
         }
         self.open.push_back(Round {
             sent_us: now_us,
@@ -273,56 +273,62 @@ impl Comparison {
 impl PeerHealth {
     /// QPs on the way have had so many packets acknowledged since that was told last, and sent so
     /// many again. Where a device does not count these, one for each QP that is silent.
-    pub fn resent(&mut self, now_us: u64, way: impl Into<Way>, acked: u64, again: u64) {
-        let way = way.into();
-        let Some(pair) = self.pairs.get_mut(&way) else { return };
-        let compared = self.comparison.as_ref().is_some_and(|c| c.of() == way);
+    pub fn resent(&mut self, now_us: u64, port_path: impl Into<PortPath>, acked: u64, again: u64) {
+        let port_path = port_path.into();
+        let Some(pair) = self.pairs.get_mut(&port_path) else { return };
+        let compared = self.comparison.as_ref().is_some_and(|c| c.of() == port_path);
         let least = if compared { 1 } else { STRAIN_PACKETS };
         if !pair.losses.strain.add(now_us, acked, again, least) {
             return;
         }
         match &mut self.comparison {
-            Some(c) if c.of() == way => c.strains += 1,
+            Some(c) if c.of() == port_path => c.strains += 1,
             Some(_) => {}
             None if pair.losses.grey || now_us < pair.losses.next_us => {}
-            None => self.compare(now_us, way),
+            None => self.compare(now_us, port_path),
         }
     }
 
     /// Whether the way is known to lose much more than others.
-    pub fn is_grey(&self, way: impl Into<Way>) -> bool {
-        self.pairs.get(&way.into()).is_some_and(|p| p.losses.grey)
+    pub fn is_grey(&self, port_path: impl Into<PortPath>) -> bool {
+        self.pairs.get(&port_path.into()).is_some_and(|p| p.losses.grey)
     }
 
     /// Whether it is, and another way to the peer is known to be better.
-    pub fn is_shunned(&self, way: impl Into<Way>) -> bool {
-        self.is_grey(way) && self.pairs.values().any(|p| p.carries() && !p.losses.grey)
+    pub fn is_shunned(&self, port_path: impl Into<PortPath>) -> bool {
+        self.is_grey(port_path) && self.pairs.values().any(|p| p.carries() && !p.losses.grey)
     }
 
     /// Whether the way lives and is known to lose some packets, be it no more than others: a
     /// transport that has given up on it may go on.
-    pub fn loses(&self, way: impl Into<Way>) -> bool {
-        let way = way.into();
-        self.is_grey(way) || self.comparison.as_ref().is_some_and(|c| c.of() == way && c.loses())
+    pub fn loses(&self, port_path: impl Into<PortPath>) -> bool {
+        let port_path = port_path.into();
+        self.is_grey(port_path)
+            || self.comparison.as_ref().is_some_and(|c| c.of() == port_path && c.loses())
     }
 
     /// Compares a way with others: first those that share no NIC with it, rail to rail before
     /// across.
-    fn compare(&mut self, now_us: u64, way: Way) {
-        let carries = |way: &Way| self.pairs.get(way).is_some_and(super::Pair::carries);
-        let rank = |other: &Way| {
-            let (a, b) = (other.path, way.path);
+    fn compare(&mut self, now_us: u64, port_path: PortPath) {
+        let carries =
+            |port_path: &PortPath| self.pairs.get(port_path).is_some_and(super::Pair::carries);
+        let rank = |other: &PortPath| {
+            let (a, b) = (other.path, port_path.path);
             let shares = u8::from(a.local == b.local) + u8::from(a.remote == b.remote);
-            (shares, a.local != a.remote, other.lane != way.lane)
+            (shares, a.local != a.remote, other.port_pair != port_path.port_pair)
         };
-        let mut others: Vec<Way> =
-            self.pairs.keys().filter(|other| **other != way && carries(other)).copied().collect();
-        if others.is_empty() || !carries(&way) {
+        let mut others: Vec<PortPath> = self
+            .pairs
+            .keys()
+            .filter(|other| **other != port_path && carries(other))
+            .copied()
+            .collect();
+        if others.is_empty() || !carries(&port_path) {
             return;
         }
         others.sort_by_key(rank);
         others.truncate(MAX_OTHERS);
-        self.comparison = Some(Comparison::new(now_us, std::iter::once(way).chain(others)));
+        self.comparison = Some(Comparison::new(now_us, std::iter::once(port_path).chain(others)));
     }
 
     /// When there is something to do about losses.
@@ -346,40 +352,42 @@ impl PeerHealth {
                 .pairs
                 .iter()
                 .find(|(_, p)| p.losses.grey && p.works && p.losses.next_us <= now_us);
-            let Some(way) = again.map(|(way, _)| *way) else { return };
-            self.compare(now_us, way);
+            let Some(port_path) = again.map(|(port_path, _)| *port_path) else { return };
+            self.compare(now_us, port_path);
             if self.comparison.is_none() {
                 // Nothing else lives.
-                self.end_comparison(now_us, way, true);
+                self.end_comparison(now_us, port_path, true);
             }
             return;
         }
         let Some(mut c) = self.comparison.take() else { return };
         c.count(now_us);
-        let way = c.of();
+        let port_path = c.of();
         let alone = left_out!(self.config.mutation, GreyAlone);
-        let Some(pair) = self.pairs.get(&way) else { return };
+        let Some(pair) = self.pairs.get(&port_path) else { return };
         let was_grey = pair.losses.grey;
         let ended = (!pair.carries()).then_some(was_grey);
         if let Some(grey) = ended.or_else(|| c.judge(was_grey, alone)) {
-            return self.end_comparison(now_us, way, grey);
+            return self.end_comparison(now_us, port_path, grey);
         }
-        c.begin_round(now_us, |way| self.pairs.get(&way).is_some_and(super::Pair::carries));
+        c.begin_round(now_us, |port_path| {
+            self.pairs.get(&port_path).is_some_and(super::Pair::carries)
+        });
         self.comparison = Some(c);
     }
 
-    fn end_comparison(&mut self, now_us: u64, way: Way, grey: bool) {
+    fn end_comparison(&mut self, now_us: u64, port_path: PortPath, grey: bool) {
         self.comparison = None;
-        let Some(pair) = self.pairs.get_mut(&way) else { return };
+        let Some(pair) = self.pairs.get_mut(&port_path) else { return };
         pair.losses.pause(now_us, &self.config);
         match (std::mem::replace(&mut pair.losses.grey, grey), grey) {
             (false, true) => {
                 pair.fails(now_us, &self.config);
-                self.verdicts.push_back((way, Verdict::Grey));
+                self.verdicts.push_back((port_path, Verdict::Grey));
             }
             (true, false) => {
                 pair.since_us = now_us;
-                self.verdicts.push_back((way, Verdict::Alive));
+                self.verdicts.push_back((port_path, Verdict::Alive));
             }
             _ => {}
         }

@@ -16,7 +16,7 @@ struct World {
     loss_percent: [u64; 4],
     /// How long an answer takes.
     rtt_ms: u64,
-    flying: Vec<(u64, Way, u32)>,
+    flying: Vec<(u64, PortPath, u32)>,
     said: Vec<(u64, u8, Verdict)>,
 }
 
@@ -44,8 +44,8 @@ impl World {
             let (ms, now_us) = (self.ms, self.ms * 1_000);
             let due: Vec<_> = self.flying.iter().filter(|f| f.0 <= ms).copied().collect();
             self.flying.retain(|f| f.0 > ms);
-            for (_, way, sequence) in due {
-                self.health.handle_answer(now_us, way, sequence);
+            for (_, port_path, sequence) in due {
+                self.health.handle_answer(now_us, port_path, sequence);
             }
             if ms % 8 == 0 {
                 self.health.resent(now_us, path(0), 100 - again, again);
@@ -53,13 +53,13 @@ impl World {
             if self.health.poll_timeout().is_some_and(|at| at <= now_us) {
                 self.health.handle_timeout(now_us);
             }
-            while let Some((way, sequence)) = self.health.poll_probe(now_us) {
-                if !self.lost(way.path.local) && !self.lost(way.path.local) {
-                    self.flying.push((ms + self.rtt_ms, way, sequence));
+            while let Some((port_path, sequence)) = self.health.poll_probe(now_us) {
+                if !self.lost(port_path.path.local) && !self.lost(port_path.path.local) {
+                    self.flying.push((ms + self.rtt_ms, port_path, sequence));
                 }
             }
-            while let Some((way, verdict)) = self.health.poll_verdict() {
-                self.said.push((ms, way.path.local, verdict));
+            while let Some((port_path, verdict)) = self.health.poll_verdict() {
+                self.said.push((ms, port_path.path.local, verdict));
             }
         }
     }

@@ -30,11 +30,12 @@ fn run(
         if h.poll_timeout().is_some_and(|at| at <= now_us) {
             h.handle_timeout(now_us);
         }
-        while let Some((Way { path, .. }, sequence)) = h.poll_probe(now_us) {
+        while let Some((PortPath { path, .. }, sequence)) = h.poll_probe(now_us) {
             flying.extend(answers(ms, path).map(|takes| (ms + takes, path, sequence)));
         }
         said.extend(
-            std::iter::from_fn(|| h.poll_verdict()).map(|(way, verdict)| (ms, way.path, verdict)),
+            std::iter::from_fn(|| h.poll_verdict())
+                .map(|(port_path, verdict)| (ms, port_path.path, verdict)),
         );
     }
     said
@@ -158,8 +159,8 @@ fn a_path_that_is_slower_than_its_witness_lives() {
 fn a_witness_that_was_probed_first_is_none() {
     let mut h = two_paths();
     h.ask(0, B, 0);
-    let (way, early) = h.poll_probe(0).unwrap();
-    assert_eq!(way, B.into());
+    let (port_path, early) = h.poll_probe(0).unwrap();
+    assert_eq!(port_path, B.into());
     h.ask(0, A, 0);
     h.handle_answer(1_000, B, early);
     assert_eq!(h.poll_verdict(), Some((B.into(), Verdict::Alive)));
@@ -219,8 +220,9 @@ fn witnesses_take_turns_and_are_few() {
         if h.poll_timeout().is_some_and(|at| at <= now_us) {
             h.handle_timeout(now_us);
         }
-        let sent: Vec<_> =
-            std::iter::from_fn(|| h.poll_probe(now_us)).map(|(way, _)| way.path).collect();
+        let sent: Vec<_> = std::iter::from_fn(|| h.poll_probe(now_us))
+            .map(|(port_path, _)| port_path.path)
+            .collect();
         assert!(sent.len() <= MAX_WITNESSES + COPIES as usize);
         probed.extend(sent);
     }
@@ -231,7 +233,8 @@ fn witnesses_take_turns_and_are_few() {
 fn old_answers_and_strange_numbers_say_nothing() {
     let mut h = two_paths();
     h.ask(0, A, 0);
-    let (_, first) = std::iter::from_fn(|| h.poll_probe(0)).find(|(way, _)| way.path == A).unwrap();
+    let (_, first) =
+        std::iter::from_fn(|| h.poll_probe(0)).find(|(port_path, _)| port_path.path == A).unwrap();
     h.handle_answer(1_000, A, first);
     assert_eq!(h.poll_verdict(), Some((A.into(), Verdict::Alive)));
     h.ask(200_000, A, 199_000);
@@ -240,40 +243,43 @@ fn old_answers_and_strange_numbers_say_nothing() {
     assert_eq!(h.poll_verdict(), None, "a late answer to an older question");
 }
 
-/// The lanes of a pair of NICs live and die by themselves, and each is a witness for the other.
+/// The port pairs of a pair of NICs live and die by themselves, and each is a witness for the
+/// other.
 #[test]
-fn a_lane_that_is_dead_says_nothing_of_the_others() {
+fn a_port_pair_that_is_dead_says_nothing_of_the_others() {
     let mut h = PeerHealth::new(HealthConfig::default());
-    let lane = |lane| Way { path: A, lane };
-    (0..2).for_each(|i| h.add(lane(i)));
-    h.ask(0, lane(0), 0);
+    let port_pair = |port_pair| PortPath { path: A, port_pair };
+    (0..2).for_each(|i| h.add(port_pair(i)));
+    h.ask(0, port_pair(0), 0);
     let mut now_us = 0;
-    while !h.is_dead(lane(0)) {
+    while !h.is_dead(port_pair(0)) {
         now_us += 1_000;
-        assert!(now_us < 200_000, "the dead lane is found");
+        assert!(now_us < 200_000, "the dead port_pair is found");
         h.handle_timeout(now_us);
-        while let Some((way, sequence)) = h.poll_probe(now_us) {
-            if way.lane == 1 {
-                h.handle_answer(now_us, way, sequence);
+        while let Some((port_path, sequence)) = h.poll_probe(now_us) {
+            if port_path.port_pair == 1 {
+                h.handle_answer(now_us, port_path, sequence);
             }
         }
     }
-    assert_eq!(h.poll_verdict(), Some((lane(0), Verdict::Dead)));
-    assert!(h.may_carry(lane(1)) && !h.may_carry(lane(0)));
+    assert_eq!(h.poll_verdict(), Some((port_pair(0), Verdict::Dead)));
+    assert!(h.may_carry(port_pair(1)) && !h.may_carry(port_pair(0)));
 }
 
 #[test]
-fn a_port_that_is_down_takes_its_lane_along_and_no_other() {
+fn a_port_that_is_down_takes_its_port_pair_along_and_no_other() {
     let mut h = PeerHealth::new(HealthConfig::default());
-    let way = |path, lane| Way { path, lane };
-    [way(A, 0), way(A, 1), way(B, 0), way(B, 1)].into_iter().for_each(|way| h.add(way));
+    let port_path = |path, port_pair| PortPath { path, port_pair };
+    [port_path(A, 0), port_path(A, 1), port_path(B, 0), port_path(B, 1)]
+        .into_iter()
+        .for_each(|port_path| h.add(port_path));
     h.set_port(0, A.local, 1, false);
-    assert!(h.may_carry(A) && !h.may_carry(way(A, 1)) && h.may_carry(way(B, 1)));
+    assert!(h.may_carry(A) && !h.may_carry(port_path(A, 1)) && h.may_carry(port_path(B, 1)));
     h.set_nic(1, A.local, false);
     assert!(!h.may_carry(A) && h.may_carry(B));
     h.set_port(2, A.local, 0, true);
-    assert!(h.may_carry(A) && !h.may_carry(way(A, 1)), "the other port is still down");
-    assert!(!h.may_carry(way(path(5, 5), 0)), "nobody knows of it");
+    assert!(h.may_carry(A) && !h.may_carry(port_path(A, 1)), "the other port is still down");
+    assert!(!h.may_carry(port_path(path(5, 5), 0)), "nobody knows of it");
 }
 
 /// A failure that the peer has found counts here, once however many QPs tell of it, and the path

@@ -3,7 +3,7 @@
 
 use super::{LogicalQp, State};
 use crate::action::Reason;
-use crate::slots::{Belief, SLOTS};
+use crate::slots::{Liveness, SLOTS};
 use core::hash::{Hash, Hasher};
 
 impl LogicalQp {
@@ -34,8 +34,8 @@ impl LogicalQp {
         self.plan.map(|p| p.progress()).hash(hasher);
         self.policy().hash(hasher);
         let with =
-            |b| (0..SLOTS as u8).fold(0u64, |bits, s| bits | u64::from(self.belief(s) == b) << s);
-        (with(Belief::Alive), with(Belief::NoNic)).hash(hasher);
+            |b| (0..SLOTS as u8).fold(0u64, |bits, s| bits | u64::from(self.liveness(s) == b) << s);
+        (with(Liveness::Alive), with(Liveness::NoNic)).hash(hasher);
         route.then_some(self.last_via).hash(hasher);
         self.actions.hash(hasher);
     }

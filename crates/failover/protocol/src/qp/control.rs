@@ -4,7 +4,7 @@ use super::{LogicalQp, State, MAX_SENDS_QUEUED};
 use crate::action::{Action, FailCause, Reason};
 use crate::message::{Body, Hello, Message, Planned, Refuse, RefuseReason};
 use crate::mutants::left_out;
-use crate::slots::{slot_of, Belief, SlotPath, SLOTS};
+use crate::slots::{slot_of, Liveness, SlotPath, SLOTS};
 use core::cmp::Ordering;
 
 /// A Hello that is further ahead than this is not believed: nobody enters so many epochs while the
@@ -265,12 +265,12 @@ impl LogicalQp {
     /// The slot of the next living path after the one used last, each path once in a round; if none
     /// lives, those with a NIC.
     pub(super) fn next_via(&mut self) -> u8 {
-        let with = |b: fn(Belief) -> bool| {
-            (0..SLOTS as u8).fold(0u64, |bits, s| bits | u64::from(b(self.belief(s))) << s)
+        let with = |b: fn(Liveness) -> bool| {
+            (0..SLOTS as u8).fold(0u64, |bits, s| bits | u64::from(b(self.liveness(s))) << s)
                 & self.distinct
         };
-        let alive = with(|b| b == Belief::Alive);
-        let usable = if alive != 0 { alive } else { with(|b| b != Belief::NoNic) };
+        let alive = with(|b| b == Liveness::Alive);
+        let usable = if alive != 0 { alive } else { with(|b| b != Liveness::NoNic) };
         if usable == 0 {
             return self.slot();
         }

@@ -58,7 +58,7 @@ use crate::choice::{choose, Health, Policy};
 use crate::config::{Config, Counters};
 use crate::message::{Endpoint, Hello, RefuseReason};
 use crate::mutants::left_out;
-use crate::slots::{Belief, SlotPath, SlotTable, SLOTS};
+use crate::slots::{Liveness, SlotPath, SlotTable, SLOTS};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use unbroken_types::{Messages, Mtu, WcStatus};
@@ -128,13 +128,13 @@ pub struct LogicalQp {
     peer: Endpoint,
     config: Config,
     slots: SlotTable,
-    beliefs: [Belief; SLOTS],
+    liveness_of_slots: [Liveness; SLOTS],
     /// One slot for each distinct path, as bits.
     distinct: u64,
     /// `None`: the usual one, which most have.
     policy: Option<Arc<Policy>>,
     /// QPs of the process that are on their way, when this one began to prepare.
-    crowd: u32,
+    switching_qps: u32,
     state: State,
     epoch: u64,
     /// Totals over the lives that ended.
@@ -190,10 +190,10 @@ impl LogicalQp {
         now_us: u64,
     ) -> LogicalQp {
         let default = slots.get(0);
-        let mut beliefs = [Belief::NoNic; SLOTS];
+        let mut liveness_of_slots = [Liveness::NoNic; SLOTS];
         for (slot, path) in slots.iter() {
             if Some(path) == default {
-                beliefs[usize::from(slot)] = Belief::Alive;
+                liveness_of_slots[usize::from(slot)] = Liveness::Alive;
             }
         }
         let distinct = slots.distinct();
@@ -202,10 +202,10 @@ impl LogicalQp {
             peer,
             config,
             slots,
-            beliefs,
+            liveness_of_slots,
             distinct,
             policy: None,
-            crowd: 0,
+            switching_qps: 0,
             state: State::Active,
             epoch: 0,
             executed: Messages::default(),
@@ -258,15 +258,15 @@ impl LogicalQp {
         &self.slots
     }
     /// What is believed of a slot.
-    pub fn belief(&self, slot: u8) -> Belief {
-        self.beliefs[usize::from(slot) % SLOTS]
+    pub fn liveness(&self, slot: u8) -> Liveness {
+        self.liveness_of_slots[usize::from(slot) % SLOTS]
     }
     /// Whether a failure can be survived: a second path was alive when last heard of, and nothing
     /// has failed for good.
     pub fn has_backup(&self) -> bool {
         let now = self.path();
         !matches!(self.state, State::Failed | State::Closed)
-            && self.slots.iter().any(|(s, p)| Some(p) != now && self.belief(s) == Belief::Alive)
+            && self.slots.iter().any(|(s, p)| Some(p) != now && self.liveness(s) == Liveness::Alive)
     }
     /// This end.
     pub fn me(&self) -> Endpoint {
@@ -299,13 +299,13 @@ impl LogicalQp {
     fn choose(
         &self,
         from: u64,
-        beliefs: &[Belief; SLOTS],
+        liveness_of_slots: &[Liveness; SLOTS],
         wanted: impl Fn(SlotPath) -> bool,
     ) -> Option<u64> {
         let in_vain = self.chain.as_ref().is_some_and(|chain| chain.epochs > 0);
         let turn = if in_vain { 0 } else { self.turn() };
         choose(
-            &Health { slots: &self.slots, beliefs, now: self.path(), turn },
+            &Health { slots: &self.slots, liveness_of_slots, now: self.path(), turn },
             self.policy(),
             from,
             wanted,
@@ -314,21 +314,22 @@ impl LogicalQp {
     /// The path that a switch would choose if all of the NIC that the QP is on failed now.
     pub fn next_path(&self) -> Option<SlotPath> {
         let now = self.path()?;
-        let epoch = self.choose(self.epoch + 1, &self.beliefs, |path| path.local != now.local)?;
+        let epoch =
+            self.choose(self.epoch + 1, &self.liveness_of_slots, |path| path.local != now.local)?;
         self.slots.get(crate::slots::slot_of(epoch))
     }
     /// The same among those that were not tried in vain; if there are none, all are worth another
     /// try.
     fn choose_untried(&mut self, from: u64, wanted: impl Fn(SlotPath) -> bool) -> Option<u64> {
-        let mut untried = self.beliefs;
-        for (slot, belief) in untried.iter_mut().enumerate() {
+        let mut untried = self.liveness_of_slots;
+        for (slot, liveness) in untried.iter_mut().enumerate() {
             if self.vain & 1 << slot != 0 {
-                *belief = Belief::Silent;
+                *liveness = Liveness::Silent;
             }
         }
         self.choose(from, &untried, &wanted).or_else(|| {
             self.vain = 0;
-            self.choose(from, &self.beliefs, &wanted)
+            self.choose(from, &self.liveness_of_slots, &wanted)
         })
     }
     /// The path of an epoch has been tried in vain.
@@ -465,27 +466,27 @@ impl LogicalQp {
 
     /// What the shell believes of a slot's path now. It suspects nothing by itself: call
     /// [`Self::suspect`] for that.
-    pub fn set_belief(&mut self, now_us: u64, slot: u8, belief: Belief) {
-        self.beliefs[usize::from(slot) % SLOTS] = belief;
-        self.leave_parked(now_us, belief == Belief::Alive);
+    pub fn set_belief(&mut self, now_us: u64, slot: u8, liveness: Liveness) {
+        self.liveness_of_slots[usize::from(slot) % SLOTS] = liveness;
+        self.leave_parked(now_us, liveness == Liveness::Alive);
     }
 
     /// The same for all paths, each of which is asked about once.
-    pub fn set_beliefs(&mut self, now_us: u64, of: impl Fn(SlotPath) -> Belief) {
-        let mut known: Vec<(SlotPath, Belief)> =
+    pub fn set_beliefs(&mut self, now_us: u64, of: impl Fn(SlotPath) -> Liveness) {
+        let mut known: Vec<(SlotPath, Liveness)> =
             Vec::with_capacity(self.distinct.count_ones() as usize);
         for (slot, path) in self.slots.iter() {
-            let belief = match known.iter().find(|(other, _)| *other == path) {
-                Some((_, belief)) => *belief,
+            let liveness = match known.iter().find(|(other, _)| *other == path) {
+                Some((_, liveness)) => *liveness,
                 None => {
-                    let belief = of(path);
-                    known.push((path, belief));
-                    belief
+                    let liveness = of(path);
+                    known.push((path, liveness));
+                    liveness
                 }
             };
-            self.beliefs[usize::from(slot)] = belief;
+            self.liveness_of_slots[usize::from(slot)] = liveness;
         }
-        self.leave_parked(now_us, known.iter().any(|(_, belief)| *belief == Belief::Alive));
+        self.leave_parked(now_us, known.iter().any(|(_, liveness)| *liveness == Liveness::Alive));
     }
 
     /// A QP that waits for any path goes on where one is alive.
@@ -496,13 +497,13 @@ impl LogicalQp {
     }
 
     /// The same for every slot of a path.
-    pub fn set_path_belief(&mut self, now_us: u64, path: SlotPath, belief: Belief) {
+    pub fn set_path_belief(&mut self, now_us: u64, path: SlotPath, liveness: Liveness) {
         for slot in 0..SLOTS as u8 {
             if self.slots.get(slot) == Some(path) {
-                self.beliefs[usize::from(slot)] = belief;
+                self.liveness_of_slots[usize::from(slot)] = liveness;
             }
         }
-        self.leave_parked(now_us, belief == Belief::Alive);
+        self.leave_parked(now_us, liveness == Liveness::Alive);
     }
 
     /// The application destroys the QP: the peer is told once.

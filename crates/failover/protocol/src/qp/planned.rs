@@ -30,7 +30,7 @@ use super::{Chain, LogicalQp, State};
 use crate::action::{Action, Reason};
 use crate::message::{Body, Planned};
 use crate::mutants::left_out;
-use crate::slots::{slot_of, Belief, SlotPath};
+use crate::slots::{slot_of, Liveness, SlotPath};
 
 /// A planned switch that both ends prepare.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -102,12 +102,12 @@ impl LogicalQp {
 
     /// Sets how many QPs of the process are on their way.
     pub fn set_crowd(&mut self, qps: u32) {
-        self.crowd = qps;
+        self.switching_qps = qps;
     }
 
     /// After how long what is said of a planned switch is repeated first.
     pub(super) fn plan_resend_us(&self) -> u64 {
-        (self.config.plan_min_us + self.config.plan_crowd_us * u64::from(self.crowd))
+        (self.config.plan_min_us + self.config.plan_crowd_us * u64::from(self.switching_qps))
             .min(self.config.hello_max_us)
     }
 
@@ -226,7 +226,7 @@ impl LogicalQp {
 
     /// The peer wants to move.
     fn join(&mut self, now_us: u64, kind: Planned, epoch: u64) {
-        if epoch <= self.cancelled || self.belief(slot_of(epoch)) != Belief::Alive {
+        if epoch <= self.cancelled || self.liveness(slot_of(epoch)) != Liveness::Alive {
             self.cancelled = self.cancelled.max(epoch);
             return self.tell_cancel(epoch);
         }
@@ -241,7 +241,7 @@ impl LogicalQp {
             return self.tell_plan(now_us);
         }
         if epoch > plan.epoch {
-            if epoch <= self.cancelled || self.belief(slot_of(epoch)) != Belief::Alive {
+            if epoch <= self.cancelled || self.liveness(slot_of(epoch)) != Liveness::Alive {
                 self.cancelled = self.cancelled.max(epoch);
                 return self.tell_cancel(epoch);
             }

@@ -6,7 +6,7 @@ use crate::action::{
 };
 use crate::message::{Hello, RefuseReason};
 use crate::mutants::left_out;
-use crate::slots::{slot_of, Belief};
+use crate::slots::{slot_of, Liveness};
 use unbroken_types::{Messages, PeerDone, WcStatus};
 
 /// Fresh lives of a wedged QP on the same path, while nothing moves.
@@ -124,7 +124,7 @@ impl LogicalQp {
         let (from, now) = (heard.max(self.epoch) + 1, self.path());
         let stay = self
             .stays()
-            .then(|| self.choose(from, &self.beliefs, |path| Some(path) == now))
+            .then(|| self.choose(from, &self.liveness_of_slots, |path| Some(path) == now))
             .flatten();
         stay.or_else(|| self.choose_untried(from, |_| true))
     }
@@ -143,7 +143,7 @@ impl LogicalQp {
 
     /// Whether an epoch could be followed: the slot is filled and our NIC works.
     fn usable(&self, epoch: u64) -> bool {
-        self.slots.get(slot_of(epoch)).is_some() && self.belief(slot_of(epoch)) != Belief::NoNic
+        self.slots.get(slot_of(epoch)).is_some() && self.liveness(slot_of(epoch)) != Liveness::NoNic
     }
 
     pub(super) fn on_opened(&mut self, now_us: u64, result: Result<Opened, OpenError>) {

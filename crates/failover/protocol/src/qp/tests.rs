@@ -24,14 +24,14 @@ fn qp(n: u8, rails: u8) -> LogicalQp {
     let table = SlotTable::new(path, rails, rails, n == 0);
     let mut q = LogicalQp::new(endpoint(n), endpoint(1 - n), table, Config::default(), 0);
     for s in 0..SLOTS as u8 {
-        q.set_belief(0, s, Belief::Alive);
+        q.set_belief(0, s, Liveness::Alive);
     }
     q
 }
 
 /// Answers every question of an end as softnic would, and collects messages and notices.
 #[derive(Default)]
-struct Shell {
+struct TestEnv {
     sent: Vec<Message>,
     log: Vec<Action>,
     life: Quiesced,
@@ -39,9 +39,9 @@ struct Shell {
     next_qpn: u32,
 }
 
-impl Shell {
-    fn new() -> Shell {
-        Shell { safe: true, next_qpn: 0x100, ..Shell::default() }
+impl TestEnv {
+    fn new() -> TestEnv {
+        TestEnv { safe: true, next_qpn: 0x100, ..TestEnv::default() }
     }
 
     fn drive(&mut self, now: u64, q: &mut LogicalQp) {
@@ -92,7 +92,7 @@ impl Shell {
 }
 
 /// Both ends; delivers everything until nothing is left.
-fn settle(now: u64, a: &mut (LogicalQp, Shell), b: &mut (LogicalQp, Shell)) {
+fn settle(now: u64, a: &mut (LogicalQp, TestEnv), b: &mut (LogicalQp, TestEnv)) {
     for _ in 0..100 {
         a.1.drive(now, &mut a.0);
         b.1.drive(now, &mut b.0);
@@ -106,8 +106,8 @@ fn settle(now: u64, a: &mut (LogicalQp, Shell), b: &mut (LogicalQp, Shell)) {
     panic!("the ends talk for ever");
 }
 
-fn pair(rails: u8) -> ((LogicalQp, Shell), (LogicalQp, Shell)) {
-    ((qp(0, rails), Shell::new()), (qp(1, rails), Shell::new()))
+fn pair(rails: u8) -> ((LogicalQp, TestEnv), (LogicalQp, TestEnv)) {
+    ((qp(0, rails), TestEnv::new()), (qp(1, rails), TestEnv::new()))
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn one_end_switches_and_the_other_follows_with_few_messages() {
         (State::Active, State::Active, 1, 1)
     );
     assert_eq!(a.0.counters().hellos_sent + b.0.counters().hellos_sent, 3);
-    let connect = |s: &Shell| match s.log.iter().find(|x| matches!(x, Action::Connect { .. })) {
+    let connect = |s: &TestEnv| match s.log.iter().find(|x| matches!(x, Action::Connect { .. })) {
         Some(Action::Connect { peer_done, sq_psn, rq_psn, .. }) => (*peer_done, *sq_psn, *rq_psn),
         _ => panic!("not connected"),
     };
@@ -176,7 +176,7 @@ fn both_at_once_and_from_different_beliefs() {
             for (q, dead) in [(&mut a.0, dead_at_a), (&mut b.0, dead_at_b)] {
                 for s in 0..SLOTS as u8 {
                     if q.slots().get(s).unwrap().local == dead {
-                        q.set_belief(0, s, Belief::NoNic);
+                        q.set_belief(0, s, Liveness::NoNic);
                     }
                 }
                 q.suspect(0, 0, Reason::QpFailed(WcStatus::RetryExcErr));
@@ -188,8 +188,8 @@ fn both_at_once_and_from_different_beliefs() {
                 "{dead_at_a} {dead_at_b}"
             );
             assert_eq!(a.0.epoch(), b.0.epoch());
-            assert_ne!(a.0.belief(a.0.slot()), Belief::NoNic);
-            assert_ne!(b.0.belief(b.0.slot()), Belief::NoNic);
+            assert_ne!(a.0.liveness(a.0.slot()), Liveness::NoNic);
+            assert_ne!(b.0.liveness(b.0.slot()), Liveness::NoNic);
         }
     }
 }
@@ -309,7 +309,7 @@ fn a_peer_that_counts_receives_only_is_believed_that_far() {
     b.1.life = Quiesced { executed: count(3, 3), exact: false, ..Quiesced::default() };
     a.0.suspect(0, 0, Reason::Stall);
     settle(0, &mut a, &mut b);
-    let done = |s: &Shell| {
+    let done = |s: &TestEnv| {
         s.log.iter().find_map(|x| match x {
             Action::Connect { peer_done, .. } => Some(*peer_done),
             _ => None,
@@ -351,7 +351,7 @@ fn impossible_stale_and_foreign_messages_change_nothing() {
     let Body::Hello(h) = good.body else { panic!() };
     let with = |h: Hello| Message { body: Body::Hello(h), ..good };
     let before = b.0.clone();
-    let same = |b: &mut (LogicalQp, Shell)| {
+    let same = |b: &mut (LogicalQp, TestEnv)| {
         b.1.drive(0, &mut b.0);
         assert_eq!((b.0.state(), b.0.epoch()), (before.state(), before.epoch()));
     };
@@ -387,7 +387,7 @@ fn a_restarted_peer_ends_the_qp_at_once_and_an_unknown_one_after_a_while() {
     a.0.suspect(0, 0, Reason::Stall);
     a.1.drive(0, &mut a.0);
     let hello = a.1.sent[0];
-    let mut c = (a.0.clone(), Shell::new());
+    let mut c = (a.0.clone(), TestEnv::new());
     c.0.handle_message(10, &hello.refusal(77, RefuseReason::WrongIncarnation).unwrap());
     c.1.drive(10, &mut c.0);
     assert_eq!(c.1.failed().unwrap().1, FailCause::PeerClosed);
@@ -409,9 +409,9 @@ fn a_restarted_peer_ends_the_qp_at_once_and_an_unknown_one_after_a_while() {
 #[test]
 fn a_silent_peer_and_a_lack_of_paths_end_in_the_original_error() {
     for no_path in [false, true] {
-        let mut a = (qp(0, 2), Shell::new());
+        let mut a = (qp(0, 2), TestEnv::new());
         if no_path {
-            (0..SLOTS as u8).for_each(|s| a.0.set_belief(0, s, Belief::NoNic));
+            (0..SLOTS as u8).for_each(|s| a.0.set_belief(0, s, Liveness::NoNic));
         }
         a.0.suspect(0, 0, Reason::QpFailed(WcStatus::RespTimeoutErr));
         a.1.drive(0, &mut a.0);
@@ -430,11 +430,11 @@ fn a_silent_peer_and_a_lack_of_paths_end_in_the_original_error() {
 #[test]
 fn a_path_that_comes_up_ends_the_waiting() {
     let (mut a, mut b) = pair(2);
-    (0..SLOTS as u8).for_each(|s| a.0.set_belief(0, s, Belief::NoNic));
+    (0..SLOTS as u8).for_each(|s| a.0.set_belief(0, s, Liveness::NoNic));
     a.0.suspect(0, 0, Reason::PortDown);
     settle(0, &mut a, &mut b);
     assert_eq!(a.0.state(), State::Parked { until_us: None });
-    a.0.set_path_belief(5_000_000, SlotPath { local: 1, remote: 1 }, Belief::Alive);
+    a.0.set_path_belief(5_000_000, SlotPath { local: 1, remote: 1 }, Liveness::Alive);
     settle(5_000_000, &mut a, &mut b);
     assert_eq!((a.0.state(), slot_of(a.0.epoch())), (State::Active, 1));
 }
@@ -443,7 +443,7 @@ fn a_path_that_comes_up_ends_the_waiting() {
 fn without_a_second_path_the_error_comes_at_once() {
     let table = SlotTable::with_default(SlotPath { local: 0, remote: 0 });
     let mut a =
-        (LogicalQp::new(endpoint(0), endpoint(1), table, Config::default(), 0), Shell::new());
+        (LogicalQp::new(endpoint(0), endpoint(1), table, Config::default(), 0), TestEnv::new());
     assert!(!a.0.has_backup());
     a.0.suspect(7, 0, Reason::DeviceFatal);
     a.1.drive(7, &mut a.0);
@@ -454,7 +454,7 @@ fn without_a_second_path_the_error_comes_at_once() {
 
 #[test]
 fn paths_that_fail_in_turn_are_tried_more_slowly_and_not_for_ever() {
-    let mut a = (qp(0, 2), Shell::new());
+    let mut a = (qp(0, 2), TestEnv::new());
     let mut now = 0;
     let mut early = 0;
     while a.0.state() != State::Failed {
@@ -494,7 +494,7 @@ fn an_unanswered_question_has_a_deadline() {
     assert_eq!(a.poll_timeout(), Some(Config::default().step_us));
     a.handle_timeout(Config::default().step_us);
     assert_eq!(a.state(), State::Failed);
-    let mut b = (qp(0, 2), Shell::new());
+    let mut b = (qp(0, 2), TestEnv::new());
     b.0.suspect(0, 0, Reason::Stall);
     b.0.handle_quiesced(0, Err(QuiesceError));
     b.1.drive(0, &mut b.0);
@@ -552,8 +552,8 @@ fn a_message_of_an_earlier_connection_changes_nothing() {
 fn a_qp_connected_to_itself_switches() {
     let me = endpoint(0);
     let mut a =
-        (LogicalQp::new(me, me, SlotTable::to_itself(0, 2), Config::default(), 0), Shell::new());
-    (0..SLOTS as u8).for_each(|s| a.0.set_belief(0, s, Belief::Alive));
+        (LogicalQp::new(me, me, SlotTable::to_itself(0, 2), Config::default(), 0), TestEnv::new());
+    (0..SLOTS as u8).for_each(|s| a.0.set_belief(0, s, Liveness::Alive));
     a.1.life = Quiesced {
         executed: Messages::writes(2),
         completed: Messages::writes(1),
@@ -598,12 +598,12 @@ fn what_an_error_of_the_program_has_ended_stays_ended() {
 #[test]
 fn idle_ends_that_do_not_agree_on_a_path_do_not_race() {
     let (mut a, mut b) = pair(2);
-    a.0.set_path_belief(0, SlotPath { local: 1, remote: 1 }, Belief::NoNic);
-    b.0.set_path_belief(0, SlotPath { local: 0, remote: 0 }, Belief::NoNic);
+    a.0.set_path_belief(0, SlotPath { local: 1, remote: 1 }, Liveness::NoNic);
+    b.0.set_path_belief(0, SlotPath { local: 0, remote: 0 }, Liveness::NoNic);
     for (local, remote) in [(0, 1), (1, 0)] {
         [&mut a.0, &mut b.0]
             .into_iter()
-            .for_each(|q| q.set_path_belief(0, SlotPath { local, remote }, Belief::NoNic));
+            .for_each(|q| q.set_path_belief(0, SlotPath { local, remote }, Liveness::NoNic));
     }
     let idle = Quiesced { idle: true, exact: true, ..Quiesced::default() };
     let mut now = 0;

@@ -1,12 +1,12 @@
 //! An end's device, as plain as can be: messages are delivered whole and in order within a life,
 //! and a life that was stopped delivers nothing. And what an executor asks of the world: its
-//! [`Shell`].
+//! [`Env`].
 
 use crate::case::{Case, Op, WorldMutation};
 use crate::common::Common;
 use unbroken_failover_protocol::{
-    Asks, Belief, Ended, FailCause, LogicalQp, Message, OpenError, Opened, PeerWord, QuiesceError,
-    Shell, SlotPath, StepError, Switch,
+    Asks, Ended, Env, FailCause, Liveness, LogicalQp, Message, OpenError, Opened, PeerWord,
+    QuiesceError, SlotPath, StepError, Switch,
 };
 use unbroken_types::{
     Backlog, Messages, Mtu, Progress, QpState, RcModify, RecvEntry, SendEntry, SendFlags, SendWr,
@@ -105,7 +105,7 @@ impl Life {
 }
 
 /// A device and all around it, as an executor sees them.
-pub struct Hands<'a> {
+pub struct ModelEnv<'a> {
     pub case: &'a Case,
     pub me: usize,
     pub now_us: u64,
@@ -117,7 +117,7 @@ fn awaits_fence(op: Op) -> bool {
     op.flags.contains(SendFlags::FENCE)
 }
 
-impl Hands<'_> {
+impl ModelEnv<'_> {
     fn op(&self, id: u8) -> Op {
         self.case.op(self.me, id)
     }
@@ -227,7 +227,7 @@ impl Hands<'_> {
     }
 }
 
-impl Shell for Hands<'_> {
+impl Env for ModelEnv<'_> {
     fn now_us(&self) -> u64 {
         self.now_us
     }
@@ -276,7 +276,7 @@ impl Shell for Hands<'_> {
         let receives = life.executed.receives;
         let executed = if exact { life.executed } else { Messages { all: receives, receives } };
         Ok(Some(Backlog {
-            sends: sends.iter().map(|&e| Hands::entry(self.case, me, e)).collect(),
+            sends: sends.iter().map(|&e| ModelEnv::entry(self.case, me, e)).collect(),
             recvs: recvs
                 .iter()
                 .map(|&id| RecvEntry { wr_id: id.into(), sges: Vec::new() })
@@ -312,7 +312,7 @@ impl Shell for Hands<'_> {
         if self.device.life.state != QpState::Rtr || !self.device.life.sends.is_empty() {
             return self.wrong("sends are adopted out of turn");
         }
-        let entries = Hands::entries(&sends.sends);
+        let entries = ModelEnv::entries(&sends.sends);
         if self.case.only_plans() && entries.iter().any(|e| e.started) {
             return self.wrong("a planned switch replays");
         }
@@ -327,7 +327,7 @@ impl Shell for Hands<'_> {
         if self.device.life.state != QpState::Rts || self.device.life.over {
             return self.wrong("what was held is posted to a QP that takes nothing");
         }
-        self.device.life.sends.extend(Hands::entries(&sends.sends));
+        self.device.life.sends.extend(ModelEnv::entries(&sends.sends));
         Ok(())
     }
 
@@ -358,7 +358,7 @@ impl Shell for Hands<'_> {
         let work = Backlog {
             sends: std::mem::take(&mut life.sends)
                 .iter()
-                .map(|&e| Hands::entry(self.case, self.me, e))
+                .map(|&e| ModelEnv::entry(self.case, self.me, e))
                 .collect(),
             recvs: std::mem::take(&mut life.recvs)
                 .iter()
@@ -389,18 +389,18 @@ impl Shell for Hands<'_> {
         self.common.ended(self.me);
     }
 
-    fn crowd(&self) -> u32 {
+    fn switching_qps(&self) -> u32 {
         0
     }
 
-    fn belief(&self, path: SlotPath) -> Belief {
+    fn liveness(&self, path: SlotPath) -> Liveness {
         let (me, rail) = (self.me, path.local);
         if path.local != path.remote || self.common.nic_dead(me, rail) {
-            Belief::NoNic
+            Liveness::NoNic
         } else if !self.common.carries_both(rail) || self.device.doubted & 1 << rail != 0 {
-            Belief::Silent
+            Liveness::Silent
         } else {
-            Belief::Alive
+            Liveness::Alive
         }
     }
 

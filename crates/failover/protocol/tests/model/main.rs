@@ -90,11 +90,11 @@ fn failing() -> Vec<Named> {
     };
     vec![
         (
-            "one-way death",
+            "one-port_path death",
             Case { cuts: 1, whole_cuts: false, route: true, ..Case::new(2, work.clone()) },
         ),
         (
-            "one-way deaths",
+            "one-port_path deaths",
             Case { cuts: 2, whole_cuts: false, route: true, ..Case::new(3, one(1, &[SEND])) },
         ),
         ("NICs die", Case { nic_deaths: 2, ..Case::new(3, one(1, &[SEND])) }),
@@ -185,7 +185,7 @@ fn large() -> Vec<Named> {
         ),
         ("NICs die under both", Case { nic_deaths: 2, ..Case::new(3, both()) }),
         (
-            "one-way death, a suspicion",
+            "one-port_path death, a suspicion",
             Case {
                 cuts: 1,
                 whole_cuts: false,
@@ -215,7 +215,7 @@ fn large() -> Vec<Named> {
             },
         ),
         (
-            "planned, one-way death",
+            "planned, one-port_path death",
             Case {
                 plans: [1, 0],
                 cuts: 1,

@@ -42,10 +42,10 @@ impl Chance {
 }
 
 /// So many ways with so many steps under faults.
-pub fn walk(case: &Case, ways: u64, length: usize) -> Walked {
+pub fn walk(case: &Case, port_paths: u64, length: usize) -> Walked {
     let mut walked = Walked::default();
-    for way in 0..ways {
-        let mut chance = Chance(0x9e37_79b9_7f4a_7c15 ^ way << 32);
+    for port_path in 0..port_paths {
+        let mut chance = Chance(0x9e37_79b9_7f4a_7c15 ^ port_path << 32);
         let (mut world, mut taken) = (World::new(case), Vec::new());
         for n in 0..length + PATIENCE {
             if n >= length && world.settled(case) {
@@ -59,9 +59,9 @@ pub fn walk(case: &Case, ways: u64, length: usize) -> Walked {
                 world = next;
                 taken.push(step);
             }
-            assert_eq!(world.common.wrong, None, "way {way}: {taken:?}");
+            assert_eq!(world.common.wrong, None, "port_path {port_path}: {taken:?}");
         }
-        assert!(world.settled(case), "way {way} does not end: {world:?}");
+        assert!(world.settled(case), "port_path {port_path} does not end: {world:?}");
         walked.done += usize::from(world.complete(case));
         walked.epochs += world.executor(0).lqp().epoch();
         walked.steps += taken.len();
@@ -80,16 +80,18 @@ pub fn check_names(case: &Case) -> usize {
     let first = World::new(case);
     let mut follows: HashMap<u64, Vec<(Step, u64)>> = HashMap::new();
     let (mut todo, mut compared) = (vec![(Vec::new(), first)], 0);
-    while let Some((way, world)) = todo.pop() {
+    while let Some((port_path, world)) = todo.pop() {
         let next = after(&world);
         let names = next.iter().map(|(s, w)| (*s, w.name)).collect();
         if let Some(before) = follows.get(&world.name) {
-            assert_eq!(*before, names, "by {way:?}");
+            assert_eq!(*before, names, "by {port_path:?}");
             compared += 1;
             continue;
         }
         follows.insert(world.name, names);
-        todo.extend(next.into_iter().map(|(step, world)| ([&way[..], &[step]].concat(), world)));
+        todo.extend(
+            next.into_iter().map(|(step, world)| ([&port_path[..], &[step]].concat(), world)),
+        );
     }
     compared
 }

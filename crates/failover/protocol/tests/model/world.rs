@@ -6,13 +6,13 @@
 
 use crate::case::{Case, Doubt, WorldMutation};
 use crate::common::{App, Channel, Common};
-use crate::device::{Device, Hands};
+use crate::device::{Device, ModelEnv};
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use unbroken_failover_protocol::message::RefuseReason;
 use unbroken_failover_protocol::{
-    Config, Endpoint, Executor, LogicalQp, Reason, Shell, SlotPath, SlotTable, State,
+    Config, Endpoint, Env, Executor, LogicalQp, Reason, SlotPath, SlotTable, State,
 };
 use unbroken_types::{Gid, PostError, QpCaps, WcStatus};
 
@@ -150,7 +150,7 @@ impl World {
         };
         let mut world = World { ends: [end(0), end(1)], common, name: 0 };
         for i in 0..2 {
-            world.with(case, i, 0, |executor, hands| executor.beliefs_changed(hands));
+            world.with(case, i, 0, |executor, env| executor.beliefs_changed(env));
         }
         world.finish(case);
         world
@@ -324,29 +324,29 @@ impl World {
         let mut next = self.clone();
         match step {
             Step::Turn(i) => next.turn(case, i),
-            Step::Leave(i) => next.with(case, i, 0, |_, hands| hands.pump(1)),
+            Step::Leave(i) => next.with(case, i, 0, |_, env| env.pump(1)),
             Step::Arrive(from, life) => next.arrive(case, (from, life, false)),
             Step::Answer(from, life) => next.arrive(case, (from, life, true)),
             Step::Hear(n) => next.hear(case, n),
-            Step::Tick(i) => next.with(case, i, TICK_US, |executor, hands| executor.tick(hands)),
+            Step::Tick(i) => next.with(case, i, TICK_US, |executor, env| executor.tick(env)),
             Step::Impatient(i) => next.wait(case, i, FENCE_US),
-            Step::Learn(i) => next.with(case, i, 0, |executor, hands| {
-                hands.device.doubted = 0;
-                executor.beliefs_changed(hands);
+            Step::Learn(i) => next.with(case, i, 0, |executor, env| {
+                env.device.doubted = 0;
+                executor.beliefs_changed(env);
             }),
             Step::Suspect(i) => {
                 let dead = next.common.nic_dead(i, next.rail(i));
                 let reason = if dead { Reason::DeviceFatal } else { Reason::Stall };
-                next.with(case, i, 0, |executor, hands| executor.suspect(hands, reason));
+                next.with(case, i, 0, |executor, env| executor.suspect(env, reason));
             }
-            Step::Unanswered(i) => next.with(case, i, 0, |executor, hands| {
-                executor.suspect(hands, Reason::Wedged(WcStatus::RetryExcErr));
+            Step::Unanswered(i) => next.with(case, i, 0, |executor, env| {
+                executor.suspect(env, Reason::Wedged(WcStatus::RetryExcErr));
             }),
-            Step::Stopped(i) => next.with(case, i, TICK_US, |executor, hands| {
-                hands.device.life.stops = true;
-                executor.tick(hands);
+            Step::Stopped(i) => next.with(case, i, TICK_US, |executor, env| {
+                env.device.life.stops = true;
+                executor.tick(env);
             }),
-            Step::PeerGone(i) => next.with(case, i, 0, |executor, hands| executor.peer_gone(hands)),
+            Step::PeerGone(i) => next.with(case, i, 0, |executor, env| executor.peer_gone(env)),
             Step::Deadline(i) => next.wait(case, i, 2 * LONG_US),
             Step::Doubt(i, kind) => next.doubt(case, i, kind),
             Step::Cut(from, rail) => {
@@ -364,10 +364,9 @@ impl World {
             }
             Step::Plan(i, rail) => {
                 next.common.plans_left[i] -= 1;
-                next.with(case, i, PAUSE_US, |executor, hands| {
-                    executor.plan(hands, Reason::Drain, |path| {
-                        path.local == rail && path.remote == rail
-                    });
+                next.with(case, i, PAUSE_US, |executor, env| {
+                    executor
+                        .plan(env, Reason::Drain, |path| path.local == rail && path.remote == rail);
                 });
             }
             Step::Crash => {
@@ -383,7 +382,7 @@ impl World {
     /// So much time passes at an end; what moved before is seen by a first look.
     fn wait(&mut self, case: &Case, i: usize, us: u64) {
         for later_us in [TICK_US, us] {
-            self.with(case, i, later_us, |executor, hands| executor.tick(hands));
+            self.with(case, i, later_us, |executor, env| executor.tick(env));
         }
     }
 
@@ -393,20 +392,20 @@ impl World {
         case: &Case,
         me: usize,
         later_us: u64,
-        f: impl FnOnce(&mut Executor, &mut Hands<'_>) -> R,
+        f: impl FnOnce(&mut Executor, &mut ModelEnv<'_>) -> R,
     ) -> R {
         let end = Arc::make_mut(&mut self.ends[me]);
         end.now_us += later_us;
         end.name = 0;
-        let mut hands = Hands {
+        let mut env = ModelEnv {
             case,
             me,
             now_us: end.now_us,
             device: &mut end.device,
             common: &mut self.common,
         };
-        let result = f(&mut end.executor, &mut hands);
-        hands.pump(if case.lazy { 0 } else { usize::MAX });
+        let result = f(&mut end.executor, &mut env);
+        env.pump(if case.lazy { 0 } else { usize::MAX });
         result
     }
 
@@ -445,27 +444,27 @@ impl World {
         let held = if turn.op.is_some() {
             let id = app.posted;
             app.posted += 1;
-            self.with(case, i, 0, |executor, hands| {
+            self.with(case, i, 0, |executor, env| {
                 let entry = crate::device::Entry { id, started: false, executed: false };
-                let wr = Hands::entry(case, i, entry);
+                let wr = ModelEnv::entry(case, i, entry);
                 let held =
-                    executor.hold_sends(&CAPS, || hands.progress().outstanding_sends, &wr.wr());
+                    executor.hold_sends(&CAPS, || env.progress().outstanding_sends, &wr.wr());
                 if held.is_none() {
-                    hands.device.life.sends.push(entry);
+                    env.device.life.sends.push(entry);
                 }
                 held
             })
         } else {
             let id = app.recvs;
             app.recvs += 1;
-            self.with(case, i, 0, |executor, hands| {
+            self.with(case, i, 0, |executor, env| {
                 let held = executor.hold_recv(
                     &CAPS,
                     || 0,
                     &unbroken_types::RecvWr { wr_id: id.into(), sges: &[] },
                 );
                 if held.is_none() {
-                    hands.device.life.recvs.push(id);
+                    env.device.life.recvs.push(id);
                 }
                 held
             })
@@ -488,9 +487,9 @@ impl World {
         let to = 1 - from;
         let device = &self.ends[to].device;
         if device.life.qpn == target && device.life.hears(life) {
-            self.with(case, to, 0, |_, hands| match answers {
-                true => hands.answered(id),
-                false => hands.requested(id),
+            self.with(case, to, 0, |_, env| match answers {
+                true => env.answered(id),
+                false => env.requested(id),
             });
         } else if !answers {
             self.common.execute(case, to, id); // a ghost
@@ -500,7 +499,7 @@ impl World {
     fn hear(&mut self, case: &Case, n: usize) {
         let (_, to, message) = self.common.said[n].clone();
         if !self.common.crashed(to) {
-            return self.with(case, to, 0, |executor, hands| executor.message(hands, &message));
+            return self.with(case, to, 0, |executor, env| executor.message(env, &message));
         }
         if let Some(refusal) = message.refusal(SUCCESSOR, RefuseReason::WrongIncarnation) {
             self.common.say(1 - to, &refusal);
@@ -515,9 +514,9 @@ impl World {
             Doubt::Post => Reason::PostFailed,
             Doubt::Wedged => Reason::Wedged(WcStatus::RetryExcErr),
         };
-        self.with(case, i, 0, |executor, hands| {
-            hands.device.doubted |= u8::from(kind == Doubt::Probe) << rail;
-            executor.suspect(hands, reason);
+        self.with(case, i, 0, |executor, env| {
+            env.device.doubted |= u8::from(kind == Doubt::Probe) << rail;
+            executor.suspect(env, reason);
         });
     }
 

@@ -16,9 +16,9 @@ use unbroken_types::{
 };
 use unbroken_verbs::{
     Capabilities, CompChannel, Cq, Device, DeviceAttr, DeviceCounters, DeviceEvent, DeviceQp,
-    Driver, Error, EventSink, GidEntry, HoldingQp, IndirectEntry, LimitHook, MemoryDomain,
-    MrChange, MrKeys, OverrunHook, PortAttr, PortState, QpEvent, QpInit, QpModify, QpSnapshot,
-    RecvWr, Result, SendBatch, SendWr, Srq, SrqAttr, WindowType,
+    Driver, Error, EventSink, GidEntry, IndirectEntry, LimitHook, MemoryDomain, MrChange, MrKeys,
+    OverrunHook, PortAttr, PortState, QpEvent, QpInit, QpModify, QpSnapshot, RecvWr, Result,
+    ResumableQp, SendBatch, SendWr, Srq, SrqAttr, WindowType,
 };
 
 use verbs::MockNic;

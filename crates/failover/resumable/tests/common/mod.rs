@@ -6,14 +6,14 @@ pub mod mock;
 use mock::{gid, Events, Net, NicId};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::Arc;
-use unbroken_resumable::{Holding, LogicalMemory, Tap};
+use unbroken_resumable::{EventInterceptor, Holding, LogicalMemory};
 use unbroken_types::{
     Access, Messages, Mtu, PathAttr, PdHandle, PeerDone, QpCaps, QpState, QpType, SendFlags,
     SendOpcode, Sge, Wc,
 };
 use unbroken_verbs::{
-    Backlog, CompChannel, Cq, Device, HoldingQp, MemoryDomain, MrKeys, QpInit, QpModify, RcModify,
-    RemoteKeys, RemoteNic, Result, SendWr, Srq, SrqAttr,
+    Backlog, CompChannel, Cq, Device, MemoryDomain, MrKeys, QpInit, QpModify, RcModify, RemoteKeys,
+    RemoteNic, Result, ResumableQp, SendWr, Srq, SrqAttr,
 };
 
 pub const NICS: usize = 3;
@@ -79,10 +79,16 @@ impl Host {
         let memory = LogicalMemory::new(NICS, spawn);
         let events = Arc::new(Events::default());
         let open = |index| {
-            let tap = Tap::new(events.clone());
-            let device = net.open((number, index), tap.clone());
-            Holding::new(index, device, &tap, &memory, unbroken_resumable::Host { spawn, now_us })
-                .unwrap()
+            let interceptor = EventInterceptor::new(events.clone());
+            let device = net.open((number, index), interceptor.clone());
+            Holding::new(
+                index,
+                device,
+                &interceptor,
+                &memory,
+                unbroken_resumable::Host { spawn, now_us },
+            )
+            .unwrap()
         };
         let nics: Vec<Holding> = (0..NICS).map(open).collect();
         let view = memory.of(0);
@@ -140,7 +146,7 @@ impl Host {
 pub struct End {
     /// Where its receives come from, if not from itself.
     pub srq: Option<Arc<Srq>>,
-    pub qp: Arc<dyn HoldingQp>,
+    pub qp: Arc<dyn ResumableQp>,
     pub qpn: u32,
     pub nic: usize,
     pub cq: Arc<Cq>,
@@ -177,7 +183,7 @@ impl End {
             recv_cq: recv_cq.clone(),
             srq: srq.clone(),
             sq_sig_all: false,
-            hold_on_failure: true,
+            suspend_on_error: true,
             wc_qpn: None,
             home: None,
             local_keys_of: Some(0),

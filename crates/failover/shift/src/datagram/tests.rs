@@ -1,8 +1,8 @@
 //! UD QPs over NICs that break at a chosen instant.
 
 use super::*;
+use crate::api::{Context, System};
 use crate::core::Core;
-use crate::front::{Context, System};
 use crate::qp::QpRequest;
 use crate::soft;
 use crate::tests::{Nics, Plan};

@@ -11,7 +11,7 @@ use crate::worker_queue::Job;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 use unbroken_types::{Gid, QpCaps, QpType};
-use unbroken_verbs::{HoldingQp, IdleHook, QpInit, QpModify, Result};
+use unbroken_verbs::{IdleHook, QpInit, QpModify, Result, ResumableQp};
 
 impl Qp {
     /// Makes a QP of that context. The CQs of one that failover protects get a hook of `idle_hook`,
@@ -22,7 +22,7 @@ impl Qp {
         r: &QpRequest,
         idle_hook: impl Fn() -> IdleHook,
     ) -> Result<Arc<Qp>> {
-        core.born.check()?;
+        core.process.check()?;
         let nic = context.nic;
         let protection = protection(core, nic, r);
         let protect = protection.is_ok();
@@ -78,7 +78,7 @@ impl Qp {
 impl Gate {
     /// That of a QP whose physical one, just made, is on NIC `nic`.
     fn new(
-        phys: Arc<dyn HoldingQp>,
+        phys: Arc<dyn ResumableQp>,
         nic: usize,
         datagram: Option<Box<Datagram>>,
         why_not: &'static str,
@@ -140,7 +140,7 @@ fn physical(r: &QpRequest, nic: usize, protect: bool, home: Option<Gid>) -> QpIn
         recv_cq: r.recv_cq.clone(),
         srq: r.srq.clone(),
         sq_sig_all: r.sq_sig_all,
-        hold_on_failure: protect,
+        suspend_on_error: protect,
         wc_qpn: None,
         home,
         local_keys_of: Some(nic as u8),

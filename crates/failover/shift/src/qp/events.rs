@@ -21,7 +21,7 @@ impl Qp {
             QpEvent::SqDrained => g.app.sqd_notify = None,
             QpEvent::PathMigrated | QpEvent::PathMigrationFailed => {
                 let what = self.migration(&g, event);
-                match self.init.hold_on_failure {
+                match self.init.suspend_on_error {
                     true => self.has_migrated(&mut g), // the program has not asked for it
                     false => self.raise(event),        // it may wait for it: the log can
                 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use unbroken_failover_protocol::Reason;
 use unbroken_runtime::now_us;
 use unbroken_types::{Gid, PathAttr, QpState, QpType};
-use unbroken_verbs::{Error, HoldingQp, QpModify, RcModify, Result};
+use unbroken_verbs::{Error, QpModify, RcModify, Result, ResumableQp};
 
 impl Qp {
     /// Whether the network knows the physical QP by another number or NIC than the program's.
@@ -23,7 +23,7 @@ impl Qp {
     /// A QP that is not connected and whose NIC has died is made anew on another, with its
     /// receives. Gives whether that was so.
     pub(super) fn leave_dead_nic(&self, g: &mut Gate) -> Result<bool> {
-        if !self.init.hold_on_failure
+        if !self.init.suspend_on_error
             || !g.is_early()
             || g.failed
             || self.core.nics.device(g.nic).is_some()
@@ -48,7 +48,7 @@ impl Qp {
     /// none, it stays as it is, and finds one with the program's next verb, or does not. False: it
     /// is further than that.
     pub(crate) fn begins_elsewhere(&self, g: &mut Gate) -> bool {
-        if !g.is_early() || !self.init.hold_on_failure {
+        if !g.is_early() || !self.init.suspend_on_error {
             return false;
         }
         if let Err(e) = self.leave_dead_nic(g) {
@@ -63,10 +63,10 @@ impl Qp {
     pub(crate) fn absorbs(&self, g: &Gate) -> bool {
         let connects = g.is_early() || g.seeks.as_ref().is_some_and(|seeks| !seeks.told);
         let moves = g.link.is_some() || g.datagram.is_some();
-        !g.failed && (moves || self.init.hold_on_failure && connects)
+        !g.failed && (moves || self.init.suspend_on_error && connects)
     }
 
-    pub(super) fn replace_physical(&self, g: &mut Gate, nic: usize, fresh: Arc<dyn HoldingQp>) {
+    pub(super) fn replace_physical(&self, g: &mut Gate, nic: usize, fresh: Arc<dyn ResumableQp>) {
         g.phys.destroy();
         self.core.qps.rename_physical(self.id(), (g.nic, g.phys.qpn()), (nic, fresh.qpn()));
         (g.phys, g.nic, g.port) = (fresh, nic, 1);
@@ -86,7 +86,7 @@ impl Qp {
 
     pub(super) fn reset(&self, g: &mut Gate) -> Result<()> {
         let rc = RcModify { state: Some(QpState::Reset), ..RcModify::default() };
-        let in_place = !self.is_foreign(g) || !self.init.hold_on_failure;
+        let in_place = !self.is_foreign(g) || !self.init.suspend_on_error;
         match if in_place {
             g.phys.modify(&QpModify { rc, ..QpModify::default() })
         } else {
@@ -94,7 +94,7 @@ impl Qp {
         } {
             Ok(()) => link::close(self, g),
             // It has moved, or its NIC is dead: it begins anew. If it cannot, nothing has changed.
-            Err(e) if self.init.hold_on_failure && e.errno() == libc::EIO => {
+            Err(e) if self.init.suspend_on_error && e.errno() == libc::EIO => {
                 let (nic, fresh) = self.core.make_qp(self.nic, &self.init, true)?;
                 link::close(self, g);
                 self.replace_physical(g, nic, fresh);
@@ -106,7 +106,7 @@ impl Qp {
         g.app = QpModify::default();
         g.failed = false;
         drop(self.seek_no_more(g));
-        if self.init.hold_on_failure {
+        if self.init.suspend_on_error {
             g.why_not = "not connected";
             g.connection = g.connection.wrapping_add(1);
             if !g.destroyed {
@@ -145,7 +145,7 @@ impl Qp {
         change: &QpModify,
         physical: QpModify,
     ) -> Result<()> {
-        if self.init.hold_on_failure && self.init.qp_type == QpType::Rc {
+        if self.init.suspend_on_error && self.init.qp_type == QpType::Rc {
             let mut with_pair = physical.clone();
             // The program's word is of a path that it has loaded itself.
             with_pair.rc.migration = None;
@@ -194,7 +194,7 @@ impl Qp {
 
     /// Ends the QP: tells the peer, stops the physical QP, forgets what nobody polled.
     pub fn destroy(&self) -> Result<()> {
-        self.core.born.check()?;
+        self.core.process.check()?;
         let mut g = self.gate();
         if std::mem::replace(&mut g.destroyed, true) {
             return Ok(());
@@ -219,7 +219,7 @@ impl Qp {
             // The entry would expire with the process, too.
             let _ = d.unpublish_moved(&known);
         }
-        let connects = self.init.qp_type == QpType::Rc && self.init.hold_on_failure;
+        let connects = self.init.qp_type == QpType::Rc && self.init.suspend_on_error;
         if let (Some(d), true) = (&self.core.directory, connects) {
             // Soon: until then a peer that finds it there is answered with a refusal.
             let _ = d.unpublish_qp(self.gid(), self.qpn);

@@ -15,7 +15,7 @@ impl Qp {
     /// Changes state and attributes. What the change raises is there when it returns, where the
     /// device tells of it by then.
     pub fn modify(&self, change: &QpModify) -> Result<()> {
-        self.core.born.check()?;
+        self.core.process.check()?;
         let physical = {
             let g = self.gate();
             (self.core.jobs.name(), g.nic, g.phys.qpn())
@@ -49,12 +49,12 @@ impl Qp {
         let state = change.rc.state;
         let migrates = change.alternate.is_some()
             || change.rc.migration.is_some_and(|m| m != PathMigState::Migrated);
-        if migrates && self.init.hold_on_failure {
+        if migrates && self.init.suspend_on_error {
             return Err(Error::unsupported(
                 "an alternate path: failover moves this QP (without: run --no-failover)",
             ));
         }
-        let sought = match (state, self.init.hold_on_failure) {
+        let sought = match (state, self.init.suspend_on_error) {
             (Some(QpState::Rtr), true) => self.ask_for_peer(change),
             _ => None,
         };

@@ -5,12 +5,12 @@ use crate::datagram;
 use crate::link;
 use unbroken_failover_protocol::Reason;
 use unbroken_types::WcStatus;
-use unbroken_verbs::{Cq, Error, HoldingQp, PostError, RecvWr, Result, SendBatch, SendWr};
+use unbroken_verbs::{Cq, Error, PostError, RecvWr, Result, ResumableQp, SendBatch, SendWr};
 
 impl Qp {
     /// Posts a send.
     pub fn post_send(&self, wr: &SendWr<'_>) -> Result<()> {
-        self.core.born.check()?;
+        self.core.process.check()?;
         let mut g = self.gate();
         self.set_busy(&g);
         if g.holds {
@@ -24,7 +24,7 @@ impl Qp {
 
     /// Posts several sends: all or none.
     pub fn post_sends(&self, batch: &dyn SendBatch) -> Result<()> {
-        self.core.born.check()?;
+        self.core.process.check()?;
         let mut g = self.gate();
         self.set_busy(&g);
         if g.holds {
@@ -65,7 +65,7 @@ impl Qp {
 
     /// Posts a receive.
     pub fn post_recv(&self, wr: &RecvWr<'_>) -> Result<()> {
-        self.core.born.check()?;
+        self.core.process.check()?;
         if self.init.srq.is_some() {
             return Err(PostError::HasSrq.into());
         }
@@ -92,7 +92,7 @@ impl Qp {
         error: Error,
         wr_ids: impl Iterator<Item = u64>,
         cq: &Cq,
-        again: impl Fn(&dyn HoldingQp) -> Result<()>,
+        again: impl Fn(&dyn ResumableQp) -> Result<()>,
         hold: impl Fn(&mut Gate) -> Option<Result<()>>,
     ) -> Result<()> {
         let mut error = error;

@@ -12,15 +12,15 @@ impl Qp {
         let g = self.gate();
         let mut s = g.phys.query();
         s.caps = self.init.caps;
-        let way = (s.attrs.path, s.attrs.port, s.attrs.rc.timeout);
+        let port_path = (s.attrs.path, s.attrs.port, s.attrs.rc.timeout);
         merge(&mut s.attrs, &g.app);
-        if self.init.hold_on_failure {
+        if self.init.suspend_on_error {
             // What failover does with it is not the program's.
             (s.attrs.alternate, s.attrs.rc.alternate, s.attrs.rc.migration) =
                 (None, None, Some(PathMigState::Migrated));
-        } else if way.0.is_some() {
+        } else if port_path.0.is_some() {
             // It may have migrated to its alternate path.
-            (s.attrs.path, s.attrs.port, s.attrs.rc.timeout) = way;
+            (s.attrs.path, s.attrs.port, s.attrs.rc.timeout) = port_path;
         }
         s.attrs.rc.state = Some(self.state_of(&g));
         s

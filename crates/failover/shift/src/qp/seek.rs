@@ -17,8 +17,8 @@
 //! 3. A QP that seeks carries traffic as one without failover does. Its physical QP holds its work
 //!    when it fails, and what a dead NIC refuses is kept ([`super::held`]). So a failure waits for
 //!    the answer, [`HOLD_US`] at most; then the program has the original error.
-//! 4. What a peer says to a QP that seeks is not refused: the peer says it again, and the QP asks at
-//!    once.
+//! 4. What a peer says to a QP that seeks is not refused: the peer says it again, and the QP asks
+//!    at once.
 //!
 //! Failure cases: the peer has found us and we have not found it (4); the address was another
 //! process's a moment ago, whose entry is found: it is looked up again a second later, and the link
@@ -219,8 +219,8 @@ impl Qp {
         true
     }
 
-    /// The QP is not connected any more, or its process ends. If its peer was not found the log says
-    /// so. Gives the work that the QP has kept.
+    /// The QP is not connected any more, or its process ends. If its peer was not found the log
+    /// says so. Gives the work that the QP has kept.
     pub(crate) fn seek_no_more(&self, g: &mut Gate) -> Option<Backlog> {
         let seeks = g.take_seeks()?;
         if !seeks.told {

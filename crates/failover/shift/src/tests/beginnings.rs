@@ -46,7 +46,8 @@ fn a_program_that_connects_is_not_told_that_its_nic_has_died() {
     assert_ne!(w.from.gate().nic, 0);
 }
 
-/// A control endpoint whose QP ends in ERR has another life soon, and a switch finds the peer by it.
+/// A control endpoint whose QP ends in ERR has another life soon, and a switch finds the peer by
+/// it.
 #[test]
 fn control_endpoints_that_fail_are_mended() {
     let w = World::new();

@@ -165,7 +165,7 @@ impl Device for Breakable {
     fn create_qp(&self, init: &QpInit) -> Result<Arc<dyn DeviceQp>> {
         Ok(self.create_holding_qp(init)?)
     }
-    fn create_holding_qp(&self, init: &QpInit) -> Result<Arc<dyn HoldingQp>> {
+    fn create_holding_qp(&self, init: &QpInit) -> Result<Arc<dyn ResumableQp>> {
         self.plan.control(self.nic)?;
         let inner = self.inner.create_holding_qp(init)?;
         self.plan.made.fetch_add(u32::from(!init.control), SeqCst);
@@ -184,7 +184,7 @@ impl Device for Breakable {
 }
 
 pub(super) struct BreakableQp {
-    inner: Arc<dyn HoldingQp>,
+    inner: Arc<dyn ResumableQp>,
     nic: usize,
     plan: Arc<Plan>,
     control: bool,
@@ -231,7 +231,7 @@ impl DeviceQp for BreakableQp {
     }
 }
 
-impl HoldingQp for BreakableQp {
+impl ResumableQp for BreakableQp {
     fn progress(&self) -> Progress {
         self.inner.progress()
     }

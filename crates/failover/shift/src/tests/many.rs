@@ -99,8 +99,8 @@ fn hundreds_of_qps_leave_a_nic_together() {
     }
 }
 
-/// What the program's own thread calls is what it would call without failover: a QP is one verb, and
-/// so is each change of it. Backups are made, and peers found, by other threads.
+/// What the program's own thread calls is what it would call without failover: a QP is one verb,
+/// and so is each change of it. Backups are made, and peers found, by other threads.
 #[test]
 fn a_program_pays_for_its_own_control_verbs_alone() {
     const QPS: usize = 64;

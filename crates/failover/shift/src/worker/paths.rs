@@ -10,12 +10,13 @@ const ASK_PAIRS_US: u64 = 1_000_000;
 
 /// What QPs have sent on ways since the last look: packets acknowledged, and sent again.
 #[derive(Default)]
-struct Sent(HashMap<(u64, Way), (Arc<Peer>, u64, u64)>);
+struct Sent(HashMap<(u64, PortPath), (Arc<Peer>, u64, u64)>);
 
 impl Sent {
-    fn add(&mut self, peer: &Arc<Peer>, way: Way, acked: u64, again: u64) {
+    fn add(&mut self, peer: &Arc<Peer>, port_path: PortPath, acked: u64, again: u64) {
         let new = || (peer.clone(), 0, 0);
-        let (_, all_acked, all_again) = self.0.entry((peer.incarnation, way)).or_insert_with(new);
+        let (_, all_acked, all_again) =
+            self.0.entry((peer.incarnation, port_path)).or_insert_with(new);
         *all_acked += acked;
         *all_again += again;
     }
@@ -29,8 +30,9 @@ impl Worker {
         }
         let Some(peer) = self.core.peers.known(message.from.incarnation) else { return };
         let Some(remote) = peer.index_of(message.from.gid) else { return };
-        let way = Way { path: SlotPath { local: at.nic as u8, remote }, lane: at.pair };
-        peer.health().handle_answer(self.clock_us(), way, probe.sequence);
+        let port_path =
+            PortPath { path: SlotPath { local: at.nic as u8, remote }, port_pair: at.pair };
+        peer.health().handle_answer(self.clock_us(), port_path, probe.sequence);
         self.spread_verdicts(&peer);
     }
 
@@ -39,14 +41,14 @@ impl Worker {
     pub(super) fn look(&mut self, clock_us: u64) {
         let core = self.core.clone();
         let mut silent = Vec::new();
-        let mut carried: HashMap<(u64, Way), Arc<Peer>> = HashMap::new();
+        let mut carried: HashMap<(u64, PortPath), Arc<Peer>> = HashMap::new();
         let mut sent = Sent::default();
         let busy = core.qps.take_busy().into_iter().filter_map(|id| core.qps.get(id));
         // Those first that show that their path lives.
         let (moved, others): (Vec<_>, Vec<_>) = busy.partition(|qp| link::has_moved(&qp.gate()));
         for qp in moved.into_iter().chain(others) {
             let mut g = qp.gate();
-            let path = g.link.as_ref().map(|l| l.peer().incarnation).zip(port_pairs::way(&g));
+            let path = g.link.as_ref().map(|l| l.peer().incarnation).zip(port_pairs::port_path(&g));
             let lives = path.is_some_and(|path| carried.contains_key(&path));
             let progress = link::progress(&g, clock_us, lives);
             // Between two paths it is not the physical QP that has what is outstanding.
@@ -58,35 +60,35 @@ impl Worker {
             let Some((peer, path, look)) = link::look(&mut g, clock_us, &progress) else {
                 continue;
             };
-            let way = Way { path, lane: port_pairs::pair_of(g.port) };
+            let port_path = PortPath { path, port_pair: port_pairs::pair_of(g.port) };
             // What has moved since the last look may have moved on the port pair before.
-            let elsewhere = g.looked_at.replace(way) != Some(way);
+            let elsewhere = g.looked_at.replace(port_path) != Some(port_path);
             let again = link::sent_since(&mut g, elsewhere);
             drop(g);
             if let Some((acked, again)) = again.filter(|counts| *counts != (0, 0)) {
-                sent.add(&peer, way, acked, again);
+                sent.add(&peer, port_path, acked, again);
             }
             let counts = again.is_some();
             if look.moved {
                 if !elsewhere {
-                    carried.entry((peer.incarnation, way)).or_insert(peer);
+                    carried.entry((peer.incarnation, port_path)).or_insert(peer);
                 }
             } else if let Some(since_us) =
                 look.silent_since_us.filter(|at| at + ASK_AFTER_US <= clock_us)
             {
-                silent.push((qp, peer, way, since_us, progress.waiting_rnr, counts));
+                silent.push((qp, peer, port_path, since_us, progress.waiting_rnr, counts));
             }
         }
-        for ((_, way), peer) in &carried {
-            peer.health().carried(clock_us, *way);
+        for ((_, port_path), peer) in &carried {
+            peer.health().carried(clock_us, *port_path);
         }
         carried.into_values().for_each(|peer| self.spread_verdicts(&peer));
-        for (qp, peer, way, since_us, waits_for_receive, counts) in silent {
-            let answer = peer.health().ask(clock_us, way, since_us);
+        for (qp, peer, port_path, since_us, waits_for_receive, counts) in silent {
+            let answer = peer.health().ask(clock_us, port_path, since_us);
             if answer == Answer::Alive {
-                link::path_lives(&mut qp.gate(), way.path);
+                link::path_lives(&mut qp.gate(), port_path.path);
                 if !waits_for_receive && !counts {
-                    sent.add(&peer, way, 0, 1);
+                    sent.add(&peer, port_path, 0, 1);
                 }
             }
             let Some(reason) = judge(clock_us, since_us, answer, waits_for_receive) else {
@@ -94,14 +96,14 @@ impl Worker {
             };
             let mut g = qp.gate();
             let dead = answer == Answer::Dead;
-            if port_pairs::way(&g) == Some(way)
-                && !(dead && port_pairs::leave(&qp, &mut g, clock_us, way.lane))
+            if port_pairs::port_path(&g) == Some(port_path)
+                && !(dead && port_pairs::leave(&qp, &mut g, clock_us, port_path.port_pair))
             {
                 link::suspect(&qp, &mut g, reason);
             }
         }
-        for ((_, way), (peer, acked, again)) in sent.0 {
-            peer.health().resent(clock_us, way, acked, again);
+        for ((_, port_path), (peer, acked, again)) in sent.0 {
+            peer.health().resent(clock_us, port_path, acked, again);
         }
     }
 
@@ -128,7 +130,8 @@ impl Worker {
         let (core, mut refreshed) = (self.core.clone(), false);
         loop {
             let clock_us = self.clock_us();
-            let Some((Way { path, lane: pair }, sequence)) = peer.health().poll_probe(clock_us)
+            let Some((PortPath { path, port_pair: pair }, sequence)) =
+                peer.health().poll_probe(clock_us)
             else {
                 return;
             };
@@ -158,11 +161,11 @@ impl Worker {
         let (core, clock_us) = (self.core.clone(), self.clock_us());
         let _batch = core.control.batch();
         loop {
-            let Some((way, verdict)) = peer.health().poll_verdict() else { return };
+            let Some((port_path, verdict)) = peer.health().poll_verdict() else { return };
             if verdict == Verdict::Grey {
                 core.qps.note_displaced();
             }
-            self.qps_of(peer, |qp, g| link::verdict(qp, g, clock_us, way, verdict));
+            self.qps_of(peer, |qp, g| link::verdict(qp, g, clock_us, port_path, verdict));
             self.tend_at_us = 0;
         }
     }

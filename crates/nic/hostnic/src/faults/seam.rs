@@ -9,9 +9,9 @@ use crate::faults::seam_qp::SeamQp;
 use std::sync::Arc;
 use unbroken_types::{Access, Gid, PathAttr, PdHandle};
 use unbroken_verbs::{
-    Capabilities, CompChannel, Cq, Device, DeviceCounters, DeviceQp, HoldingQp, IndirectEntry,
-    LimitHook, MemoryDomain, MrChange, MrKeys, OverrunHook, PortAttr, QpInit, Result, Srq, SrqAttr,
-    WindowType,
+    Capabilities, CompChannel, Cq, Device, DeviceCounters, DeviceQp, IndirectEntry, LimitHook,
+    MemoryDomain, MrChange, MrKeys, OverrunHook, PortAttr, QpInit, Result, ResumableQp, Srq,
+    SrqAttr, WindowType,
 };
 
 /// See the module's text.
@@ -96,7 +96,7 @@ impl Device for SeamDevice {
         Ok(SeamQp::new(inner, &self.life, init))
     }
 
-    fn create_holding_qp(&self, init: &QpInit) -> Result<Arc<dyn HoldingQp>> {
+    fn create_holding_qp(&self, init: &QpInit) -> Result<Arc<dyn ResumableQp>> {
         self.inner.create_holding_qp(init)
     }
 

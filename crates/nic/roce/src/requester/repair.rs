@@ -18,11 +18,11 @@
 //!
 //! A READ of which answers are missing is asked for again in runs that lie within one block. Not
 //! every peer answers those in any order: the kernel's rxe drops a repeat that begins before the
-//! last one of the same request, for ever. So only the oldest is asked for, until the peer shows that
-//! it is a softnic: it has sent a map, or answered such a run as a request of its own, with a first
-//! packet (rxe sends a middle one).
-//! Requests that are sent again lie within what the responder can keep: no new packet is sent
-//! further than that ahead of the oldest one (`in_flight`).
+//! last one of the same request, for ever. So only the oldest is asked for, until the peer shows
+//! that it is a softnic: it has sent a map, or answered such a run as a request of its own, with a
+//! first packet (rxe sends a middle one). Requests that are sent again lie within what the
+//! responder can keep: no new packet is sent further than that ahead of the oldest one
+//! (`in_flight`).
 
 use super::{block_packets, Requester};
 use crate::connection::Connection;

@@ -307,7 +307,7 @@ pub fn config(qpn: u32, hold: bool) -> RcConfig {
         wc_qpn: qpn,
         caps: caps(),
         pd: PD,
-        hold_on_failure: hold,
+        suspend_on_error: hold,
         sq_sig_all: false,
         cwnd_max_packets: 64,
     }

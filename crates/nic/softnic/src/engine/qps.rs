@@ -8,8 +8,8 @@ pub(crate) use paths::Alternate;
 
 use self::completer::Completer;
 use super::alias::Aliases;
+use super::congestion::Share;
 use super::dest::Dest;
-use super::flight::Share;
 use super::sockets::TX_SOCKETS;
 use super::tx::{Out, QpSink, UdQpSink};
 use crate::flush::Flushes;
@@ -112,7 +112,7 @@ pub(crate) struct QpEntry {
 }
 
 /// What is left after a turn.
-pub(crate) struct Turn {
+pub(crate) struct TurnResult {
     /// More packets could go now.
     pub(crate) more: bool,
     /// More packets could go if the receiver had room.
@@ -127,11 +127,18 @@ pub(crate) struct Turn {
     pub(crate) retransmits: u32,
 }
 
-impl Turn {
+impl TurnResult {
     /// Of a QP without acknowledgements and timers.
-    fn unacknowledged(more: bool, awaits_credit: bool) -> Turn {
+    fn unacknowledged(more: bool, awaits_credit: bool) -> TurnResult {
         let (more, awaits_credit) = (more && !awaits_credit, more && awaits_credit);
-        Turn { more, awaits_credit, owes: false, wanted: None, timer_us: u64::MAX, retransmits: 0 }
+        TurnResult {
+            more,
+            awaits_credit,
+            owes: false,
+            wanted: None,
+            timer_us: u64::MAX,
+            retransmits: 0,
+        }
     }
 }
 
@@ -443,7 +450,7 @@ impl QpEntry {
         out: &mut Out<'_>,
         quota: &mut u32,
         acks: bool,
-    ) -> Turn {
+    ) -> TurnResult {
         let (of, socket) = ((self.pd, self.qpn), self.socket);
         let mut to = Completer {
             send_cq: &self.send_cq,
@@ -461,7 +468,7 @@ impl QpEntry {
                 };
                 *quota -= sink.quota();
                 drop(sink);
-                Turn {
+                TurnResult {
                     more,
                     awaits_credit: false,
                     owes: qp.ack_owed(),
@@ -477,17 +484,17 @@ impl QpEntry {
                 }
                 let more = qp.poll_transmit(&mut sink, &mut to);
                 *quota -= sink.quota();
-                Turn::unacknowledged(more, sink.awaits_credit())
+                TurnResult::unacknowledged(more, sink.awaits_credit())
             }
             (QpKind::Rc(_) | QpKind::Uc(_), None) => {
                 *quota = 0;
-                Turn::unacknowledged(false, false)
+                TurnResult::unacknowledged(false, false)
             }
             (QpKind::Ud(qp), _) => {
                 let mut sink = UdQpSink::new(out, of, socket, *quota, self.control);
                 let more = qp.poll_transmit(&mut sink, &mut to);
                 *quota -= sink.quota();
-                Turn::unacknowledged(more, sink.awaits_credit())
+                TurnResult::unacknowledged(more, sink.awaits_credit())
             }
         }
     }

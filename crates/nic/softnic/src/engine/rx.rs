@@ -4,8 +4,8 @@ use super::alias::Aliases;
 use super::counts::RxCount;
 use super::credit::Accounts;
 use super::impair::{flip_bit, RxTag};
-use super::parking::{Parked, Parking, Waiting};
 use super::qps::QpTable;
+use super::rnr_queue::{Parked, RnrQueue, Waiting};
 use super::{Engine, Identity, QpEntry, QpKind, BULK_BYTES, DRIVE_RECEIVES};
 use crate::memory::View;
 use crate::socket::RxRing;
@@ -124,7 +124,7 @@ impl Engine {
             ready,
             impairments,
             pages,
-            parking,
+            rnr_queue,
             accounts,
             aliases,
             moved,
@@ -142,7 +142,7 @@ impl Engine {
             dst_port: ROCE_PORT + id.slot,
         };
         let mut icrc = IcrcChecker::new(&flow, d.segment);
-        let mut qps = Receivers { qps, ready, parking, accounts, aliases, moved, id };
+        let mut qps = Receivers { qps, ready, rnr_queue, accounts, aliases, moved, id };
         for (place, segment) in d.bytes.chunks(d.segment).enumerate() {
             let credit = if credited { packet_cost(1, segment.len() as u64) } else { 0 };
             rx_count.credit += credit;
@@ -176,8 +176,8 @@ impl Engine {
     #[cold]
     pub(super) fn handle_parked(&mut self, now_us: u64, view: &View<'_>) {
         self.aliases.look();
-        let Engine { rx_counts, id, qps, parking, ready, aliases, .. } = self;
-        parking.look(qps, now_us, |q, waiting| {
+        let Engine { rx_counts, id, qps, rnr_queue, ready, aliases, .. } = self;
+        rnr_queue.look(qps, now_us, |q, waiting| {
             let rx_count = &mut rx_counts[id.port_of(waiting.dst)];
             rx_count.credit += waiting.cost;
             let verdict = match (q, Packet::parse(&waiting.bytes)) {
@@ -202,7 +202,7 @@ impl Engine {
             qps,
             ready,
             impairments: Some(i),
-            parking,
+            rnr_queue,
             accounts,
             aliases,
             moved,
@@ -211,7 +211,7 @@ impl Engine {
         else {
             return;
         };
-        let mut qps = Receivers { qps, ready, parking, accounts, aliases, moved, id };
+        let mut qps = Receivers { qps, ready, rnr_queue, accounts, aliases, moved, id };
         for (port, rx_count) in rx_counts.iter_mut().enumerate() {
             while let Some(mut held) = i.rx(port).and_then(|i| i.pop(now_us)) {
                 if let Some(choice) = held.damage {
@@ -231,7 +231,7 @@ struct Receivers<'a> {
     qps: &'a mut QpTable,
     ready: &'a mut VecDeque<u16>,
     aliases: &'a Aliases,
-    parking: &'a mut Parking,
+    rnr_queue: &'a mut RnrQueue,
     accounts: &'a mut Accounts,
     /// QPs whose paths have changed.
     moved: &'a mut Vec<u16>,
@@ -286,7 +286,7 @@ impl Receivers<'_> {
         } else {
             let (src, dst) = (flow.src_ip, flow.dst_ip);
             let wait = || Waiting { bytes: bytes.into(), src, dst, since_us: now_us, cost: credit };
-            let parked = if q.lossy { Parked::No } else { self.parking.takes(q, &packet, wait) };
+            let parked = if q.lossy { Parked::No } else { self.rnr_queue.takes(q, &packet, wait) };
             let verdict = match parked {
                 Parked::No => Verdict::of(
                     q.receive(&packet, (src, dst), self.aliases, mem),

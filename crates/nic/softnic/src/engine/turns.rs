@@ -1,13 +1,13 @@
 //! Turns of QPs: what their timers say, and what they send.
 
+use super::congestion::CongestionManager;
 use super::credit::ASK_AGAIN_US;
-use super::flight::Flights;
-use super::qps::{QpEntry, Turn};
+use super::qps::{QpEntry, TurnResult};
 use super::sockets::port_of;
-use super::tx::{Out, TxLinks, Way};
+use super::tx::{LinkEffect, Out, TxLinks};
 use super::{Engine, QpKind};
 use crate::memory::View;
-use crate::pulses::Pulses;
+use crate::progress_counters::ProgressCounters;
 use std::cmp::Reverse;
 
 /// Packets that a QP may send before the next one has its turn.
@@ -59,14 +59,14 @@ impl Engine {
         let Some(q) = self.qps.get_mut(index) else { return };
         q.timer_at = u64::MAX;
         if let (true, QpKind::Rc(qp)) = (q.share.waits, &mut q.kind) {
-            qp.waits_for_room(self.flights.heard_us(&q.share));
+            qp.waits_for_room(self.congestion.heard_us(&q.share));
         }
         if let QpKind::Rc(qp) = &q.kind {
-            self.flights.settle(&mut q.share, qp.flight());
+            self.congestion.settle(&mut q.share, qp.flight());
         }
         q.handle_timeout(now_us);
         if let QpKind::Rc(qp) = &q.kind {
-            self.flights.give_up(&mut q.share, qp.flight());
+            self.congestion.give_up(&mut q.share, qp.flight());
         }
         if q.take_path() {
             self.route(index);
@@ -89,8 +89,8 @@ impl Engine {
             sink,
             accounts,
             aliases,
-            flights,
-            pulses,
+            congestion,
+            progress_counters,
             ..
         } = self
         else {
@@ -101,7 +101,7 @@ impl Engine {
         out.aliases = aliases.map();
         out.plain = self.id.plain.as_ref();
         if let Some(i) = impairments {
-            out.way = Way::Impaired(TxLinks { impairments: i, pages, now_us });
+            out.links = LinkEffect::Impaired(TxLinks { impairments: i, pages, now_us });
         }
         let mut budget = DRIVE_PACKETS;
         // Each QP has one turn at least, so that its events and timers are seen to.
@@ -112,7 +112,7 @@ impl Engine {
         while budget > 0 {
             let of_ready = if turns > 0 { ready.pop_front() } else { None };
             let called = of_ready.is_none();
-            let Some(index) = of_ready.or_else(|| if calls > 0 { flights.call() } else { None })
+            let Some(index) = of_ready.or_else(|| if calls > 0 { congestion.call() } else { None })
             else {
                 break;
             };
@@ -125,7 +125,8 @@ impl Engine {
                 q.queued = false;
             }
             let mut sent = TURN_PACKETS.min(budget);
-            let turn = turn(q, (&mut *flights, pulses), called, &mut out, &mut sent, acks);
+            let turn =
+                turn(q, (&mut *congestion, progress_counters), called, &mut out, &mut sent, acks);
             out.batch.counts[port_of(q.socket)].retransmits += u64::from(turn.retransmits);
             budget -= sent;
             q.tell(self.id.index, &**sink);
@@ -148,7 +149,7 @@ impl Engine {
                 self.owing.push(index);
             }
             if let Some(wanted) = turn.wanted {
-                flights.wait(index, &mut q.share, wanted);
+                congestion.wait(index, &mut q.share, wanted);
             }
             if turn.timer_us < q.timer_at {
                 q.timer_at = turn.timer_us;
@@ -161,7 +162,7 @@ impl Engine {
             ready.rotate_left(at);
         }
         // Those that are called may be of any port.
-        let called = if flights.calls() { 0..pages.len() } else { 0..0 };
+        let called = if congestion.calls() { 0..pages.len() } else { 0..0 };
         let waiting =
             ready.iter().filter_map(|index| Some(port_of(qps.get(*index)?.socket))).chain(called);
         self.blocked_until_us = out.finish(waiting);
@@ -177,26 +178,26 @@ impl Engine {
 #[inline]
 fn turn(
     q: &mut QpEntry,
-    (flights, pulses): (&mut Flights, &Pulses),
+    (congestion, progress_counters): (&mut CongestionManager, &ProgressCounters),
     called: bool,
     out: &mut Out<'_>,
     quota: &mut u32,
     acks: bool,
-) -> Turn {
+) -> TurnResult {
     let now_us = out.now_us;
     if let QpKind::Rc(qp) = &mut q.kind {
-        flights.settle(&mut q.share, qp.flight());
+        congestion.settle(&mut q.share, qp.flight());
         let news = qp.take_news();
-        pulses.set(q.qpn as u16, news.acked);
+        progress_counters.set(q.qpn as u16, news.acked);
         if news.lost > 0 {
-            pulses.add_lost(q.qpn as u16, news.lost);
+            progress_counters.add_lost(q.qpn as u16, news.lost);
         }
-        flights.learn(&mut q.share, &news, now_us);
-        qp.give_room(flights.room(&q.share, called));
+        congestion.learn(&mut q.share, &news, now_us);
+        qp.give_room(congestion.room(&q.share, called));
     }
     let turn = q.transmit(now_us, out, quota, acks);
     if let QpKind::Rc(qp) = &q.kind {
-        flights.settle(&mut q.share, qp.flight());
+        congestion.settle(&mut q.share, qp.flight());
     }
     turn
 }
@@ -256,7 +257,7 @@ mod tests {
                 recv_cq: cq.clone(),
                 srq: None,
                 sq_sig_all: true,
-                hold_on_failure: false,
+                suspend_on_error: false,
                 wc_qpn: None,
                 home: None,
                 local_keys_of: None,

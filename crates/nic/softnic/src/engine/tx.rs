@@ -259,7 +259,7 @@ impl TxLinks<'_> {
 }
 
 /// How the links treat packets that leave.
-pub(crate) enum Way<'a> {
+pub(crate) enum LinkEffect<'a> {
     /// They take them.
     Open,
     /// They suffer, at one port or more.
@@ -271,7 +271,7 @@ pub(crate) struct Out<'a> {
     pub(crate) batch: &'a mut TxBatch,
     pub(crate) sockets: &'a [TxSocket],
     pub(crate) view: &'a View<'a>,
-    pub(crate) way: Way<'a>,
+    pub(crate) links: LinkEffect<'a>,
     pub(crate) accounts: &'a mut Accounts,
     pub(crate) now_us: u64,
     /// Ports that swallow all packets, bit 0 for port 1.
@@ -295,7 +295,7 @@ impl<'a> Out<'a> {
             batch,
             sockets,
             view,
-            way: Way::Open,
+            links: LinkEffect::Open,
             accounts,
             now_us,
             shut: 0,
@@ -306,9 +306,9 @@ impl<'a> Out<'a> {
 
     /// Whether the line of a socket's port has a rate and is taken: QPs must wait.
     pub(super) fn is_taken(&mut self, socket: usize) -> bool {
-        match &mut self.way {
-            Way::Open => false,
-            Way::Impaired(links) => links.blocked_until_us(port_of(socket)) > 0,
+        match &mut self.links {
+            LinkEffect::Open => false,
+            LinkEffect::Impaired(links) => links.blocked_until_us(port_of(socket)) > 0,
         }
     }
 
@@ -323,7 +323,9 @@ impl<'a> Out<'a> {
     /// `waiting`; 0 if one need not.
     pub(crate) fn finish(mut self, waiting: impl Iterator<Item = usize>) -> u64 {
         let mut blocked_until_us = 0;
-        if let Way::Impaired(mut links) = std::mem::replace(&mut self.way, Way::Open) {
+        if let LinkEffect::Impaired(mut links) =
+            std::mem::replace(&mut self.links, LinkEffect::Open)
+        {
             blocked_until_us = links.all_blocked_until_us(waiting);
             self.release(links.impairments, links.now_us);
         }
@@ -368,7 +370,7 @@ impl<'a> Out<'a> {
         payload: &Payload<'_>,
     ) -> Result<(), SinkError> {
         let port = port_of(from.socket);
-        let Way::Impaired(TxLinks { impairments, pages, now_us }) = &mut self.way else {
+        let LinkEffect::Impaired(TxLinks { impairments, pages, now_us }) = &mut self.links else {
             return Ok(());
         };
         let Some(impair) = impairments.tx(port) else { return Ok(()) };
@@ -516,10 +518,10 @@ impl PacketSink for QpSink<'_, '_> {
         if self.quota == 0 {
             return Err(SinkError::Full);
         }
-        let lost = match &mut self.out.way {
+        let lost = match &mut self.out.links {
             _ if self.lost => true,
-            Way::Open => false,
-            Way::Impaired(links) => links.loses(port_of(self.from.socket))?,
+            LinkEffect::Open => false,
+            LinkEffect::Impaired(links) => links.loses(port_of(self.from.socket))?,
         };
         if lost {
             self.quota -= 1;
@@ -532,9 +534,9 @@ impl PacketSink for QpSink<'_, '_> {
             return Err(SinkError::Full);
         }
         self.quota -= 1;
-        let held = match &mut self.out.way {
-            Way::Open => false,
-            Way::Impaired(links) => links.holds(port_of(self.from.socket)),
+        let held = match &mut self.out.links {
+            LinkEffect::Open => false,
+            LinkEffect::Impaired(links) => links.holds(port_of(self.from.socket)),
         };
         let taken = if held {
             self.out.hold(&self.from, header, &payload)

@@ -11,8 +11,8 @@ use unbroken_types::{
     WcStatus,
 };
 use unbroken_verbs::{
-    CompChannel, Cq, Device, DeviceEvent, DeviceQp, EventSink, HoldingQp, MrKeys, QpInit, QpModify,
-    RcModify, RecvWr, Result, SendWr,
+    CompChannel, Cq, Device, DeviceEvent, DeviceQp, EventSink, MrKeys, QpInit, QpModify, RcModify,
+    RecvWr, Result, ResumableQp, SendWr,
 };
 use unbroken_wire::ROCE_PORT;
 
@@ -186,7 +186,7 @@ impl Host {
             recv_cq: self.cq.clone(),
             srq: None,
             sq_sig_all: false,
-            hold_on_failure: false,
+            suspend_on_error: false,
             wc_qpn: None,
             home: None,
             local_keys_of: None,
@@ -195,7 +195,7 @@ impl Host {
         }
     }
 
-    pub fn qp(&self, change: impl Fn(&mut QpInit)) -> Arc<dyn HoldingQp> {
+    pub fn qp(&self, change: impl Fn(&mut QpInit)) -> Arc<dyn ResumableQp> {
         let mut init = self.init(QpType::Rc);
         change(&mut init);
         self.nic.create_holding_qp(&init).unwrap()
@@ -351,8 +351,8 @@ pub struct Pair {
     pub world: World,
     pub a: Host,
     pub b: Host,
-    pub qa: Arc<dyn HoldingQp>,
-    pub qb: Arc<dyn HoldingQp>,
+    pub qa: Arc<dyn ResumableQp>,
+    pub qb: Arc<dyn ResumableQp>,
 }
 
 impl Pair {

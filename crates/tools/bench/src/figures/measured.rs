@@ -6,8 +6,8 @@
 //! of the edge use, too; `benches/coll/figures.py` and `benches/apm/figures.py` on the emulated
 //! network. `benches/coll/simulated.py` computes those of R²CCL's training jobs (7 to 10),
 //! `benches/coll/serving.py` those of its serving (11 to 14). They say in JSON what is to be drawn
-//! (`benches/picture.py`). That file is kept beside the pictures. Where they cannot measure (no root,
-//! no FRR, no PyTorch) they say why, and the figure is left out.
+//! (`benches/picture.py`). That file is kept beside the pictures. Where they cannot measure (no
+//! root, no FRR, no PyTorch) they say why, and the figure is left out.
 //!
 //! Failure cases: a program that fails or a fault that is not survived fails the figure. All waits
 //! of the scripts have limits.

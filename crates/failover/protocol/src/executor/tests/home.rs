@@ -42,7 +42,15 @@ fn a_hello_that_overtakes_drained_does_not_make_a_plan_the_peers() {
             .expect("it is there");
         let expected =
             if planned { (true, Reason::Drain, 1_000) } else { (false, Reason::Peer, 1_300) };
-        assert_eq!((done.planned, done.reason, done.detected_us), expected, "{sends} on their way");
-        assert_eq!((e.lqp().state(), e.home()), (State::Active, home), "{sends} on their way");
+        assert_eq!(
+            (done.planned, done.reason, done.detected_us),
+            expected,
+            "{sends} on their port_path"
+        );
+        assert_eq!(
+            (e.lqp().state(), e.home()),
+            (State::Active, home),
+            "{sends} on their port_path"
+        );
     }
 }

@@ -29,9 +29,9 @@ fn tries_until_they_meet(seed: u64, mutation: Mutation) -> Option<usize> {
         q.config.mutation = mutation;
         q.set_beliefs(0, |path| {
             if own[usize::from(path.local)] == 2 {
-                Belief::NoNic
+                Liveness::NoNic
             } else {
-                Belief::Alive
+                Liveness::Alive
             }
         });
     }
@@ -53,7 +53,7 @@ fn tries_until_they_meet(seed: u64, mutation: Mutation) -> Option<usize> {
             return Some(tries);
         }
         now += 30_000;
-        a.0.set_path_belief(now, path, Belief::Silent);
+        a.0.set_path_belief(now, path, Liveness::Silent);
     }
     None
 }
@@ -91,7 +91,7 @@ fn a_path_that_the_peer_declines_is_not_planned_again_before_others() {
 fn second_plan_goes_to(mutation: Mutation) -> Option<SlotPath> {
     let (mut a, mut b) = pair(3);
     (a.0.config.mutation, b.0.config.mutation) = (mutation, mutation);
-    b.0.set_beliefs(0, |path| if path.local == 1 { Belief::NoNic } else { Belief::Alive });
+    b.0.set_beliefs(0, |path| if path.local == 1 { Liveness::NoNic } else { Liveness::Alive });
     let rail = |path: SlotPath| path.local == path.remote && path.local > 0;
     for at_us in [100_000, 200_000] {
         assert!(a.0.plan(at_us, Reason::Drain, rail), "{:?}", a.0.state());
@@ -122,7 +122,7 @@ fn what_is_left_by_choice_was_not_tried_in_vain() {
     b.0.handle_fence(2_000_000, true, false);
     settle(2_000_000, &mut a, &mut b);
     assert_eq!((a.0.path(), a.0.state()), (Some(home), State::Active));
-    a.0.set_path_belief(2_000_000, home, Belief::NoNic);
+    a.0.set_path_belief(2_000_000, home, Liveness::NoNic);
     a.0.suspect(2_000_000, a.0.epoch(), Reason::DeviceFatal);
     settle(2_000_000, &mut a, &mut b);
     assert_eq!((a.0.path(), a.0.state()), (Some(SlotPath { local: 1, remote: 1 }), State::Active));
@@ -168,7 +168,7 @@ fn nothing_that_an_earlier_connection_said_is_about_this_one() {
             let (a, _) = pair(2);
             // Between two paths, where most messages matter.
             for between in [false, true] {
-                let mut a = (a.0.clone(), Shell::new());
+                let mut a = (a.0.clone(), TestEnv::new());
                 if between {
                     a.0.suspect(0, 0, Reason::Stall);
                     a.1.drive(0, &mut a.0);

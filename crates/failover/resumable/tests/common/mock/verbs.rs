@@ -81,7 +81,7 @@ impl Device for MockNic {
         Srq::new(&srq_limits(), pd, sizes, || {})
     }
     fn create_qp(&self, init: &QpInit) -> Result<Arc<dyn DeviceQp>> {
-        assert!(!init.hold_on_failure && init.qp_type == QpType::Rc);
+        assert!(!init.suspend_on_error && init.qp_type == QpType::Rc);
         self.with(|nic| {
             if !nic.alive {
                 return Err(Error::device_gone("the NIC is dead"));
@@ -110,7 +110,7 @@ impl Device for MockNic {
             Ok(Arc::new(qp) as Arc<dyn DeviceQp>)
         })
     }
-    fn create_holding_qp(&self, _init: &QpInit) -> Result<Arc<dyn HoldingQp>> {
+    fn create_holding_qp(&self, _init: &QpInit) -> Result<Arc<dyn ResumableQp>> {
         Err(Error::unsupported("a plain device"))
     }
     fn counters(&self) -> DeviceCounters {

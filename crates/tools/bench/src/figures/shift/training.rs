@@ -29,8 +29,8 @@ const ERROR_EVERY: Duration = Duration::from_millis(100);
 /// No training takes longer, and none that has failed takes longer to say so.
 const LIMIT: Duration = Duration::from_secs(120);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// What others send over the backup when it is busy, and how fast it is then. They sleep until there
-/// are completions: a program that polls would keep the ranks from their cores.
+/// What others send over the backup when it is busy, and how fast it is then. They sleep until
+/// there are completions: a program that polls would keep the ranks from their cores.
 const OTHERS: (&str, &str) = ("ib_send_bw", "-d unb1 -F -e -s 65536 -n 50000000");
 const BUSY_RATES: [&str; 2] = ["rate a/1 2Gbit", "rate b/1 2Gbit"];
 /// The hosts of the two ranks.

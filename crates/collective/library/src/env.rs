@@ -2,7 +2,7 @@
 
 use unbroken_collective_protocol::frame::{Header, HEADER_BYTES, MEMORY};
 use unbroken_collective_protocol::message::Message;
-use unbroken_collective_protocol::{Bytes, Hands, Note, ProbeId, Rank, Slot};
+use unbroken_collective_protocol::{Bytes, Env, Note, ProbeId, Rank, Slot};
 use unbroken_schedule::{Slice, Work};
 
 use crate::net::Net;
@@ -10,7 +10,7 @@ use crate::oob::Oob;
 use crate::operands::Operands;
 
 /// Borrowed for as long as the engine works.
-pub(crate) struct Arms<'a> {
+pub(crate) struct LibraryEnv<'a> {
     pub(crate) me: Rank,
     /// How both ends call the channel that the engine is of.
     pub(crate) channel: u32,
@@ -24,7 +24,7 @@ pub(crate) struct Arms<'a> {
     pub(crate) notes: &'a mut Vec<Note>,
 }
 
-impl Arms<'_> {
+impl LibraryEnv<'_> {
     /// A slot, as the NICs know it.
     fn tied(&self, slot: Slot) -> Slot {
         Slot { peer: self.base + slot.peer, ..slot }
@@ -35,7 +35,7 @@ impl Arms<'_> {
     }
 }
 
-impl Hands for Arms<'_> {
+impl Env for LibraryEnv<'_> {
     fn stage(&mut self, slot: Slot, header: &Header, data: Option<(Slice, u64, u32)>) {
         let slot = self.tied(slot);
         self.net.put(slot, 0, &header.encode());

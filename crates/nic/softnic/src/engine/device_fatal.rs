@@ -28,7 +28,7 @@ impl Engine {
         }
         for q in self.qps.iter_mut() {
             q.queued = false;
-            self.flights.leave(q.qpn as u16, &mut q.share);
+            self.congestion.leave(q.qpn as u16, &mut q.share);
             if let Some(death) = q.death.filter(|death| death.late_us > 0) {
                 q.flush_at_us = Some(now_us + death.late_us);
                 continue;

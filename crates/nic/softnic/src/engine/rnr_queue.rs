@@ -65,7 +65,7 @@ struct Line {
 }
 
 /// All that wait on a NIC.
-pub(crate) struct Parking {
+pub(crate) struct RnrQueue {
     lines: Vec<Line>,
     used: u64,
     room: u64,
@@ -73,10 +73,10 @@ pub(crate) struct Parking {
     look_at_us: u64,
 }
 
-impl Parking {
+impl RnrQueue {
     /// A place for packets of that cost.
-    pub(crate) fn new(room: u64) -> Parking {
-        Parking { lines: Vec::new(), used: 0, room, look_at_us: u64::MAX }
+    pub(crate) fn new(room: u64) -> RnrQueue {
+        RnrQueue { lines: Vec::new(), used: 0, room, look_at_us: u64::MAX }
     }
 
     pub(super) fn is_empty(&self) -> bool {

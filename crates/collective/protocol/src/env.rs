@@ -40,7 +40,7 @@ pub struct Bytes {
 }
 
 /// The surroundings of an engine: memory, queue pairs, the connections out of band.
-pub trait Hands {
+pub trait Env {
     /// Puts a header, and `len` bytes of a slice from an offset on, into a slot that is to be sent.
     fn stage(&mut self, slot: Slot, header: &Header, data: Option<(Slice, u64, u32)>);
     /// The header in a slot that came.

@@ -10,7 +10,7 @@ pub use crate::qp::{Qp, QpRequest};
 use crate::worker;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
-use unbroken_process::Born;
+use unbroken_process::ProcessGuard;
 use unbroken_types::{Access, Gid, PathAttr, PdHandle};
 use unbroken_verbs::{
     Capabilities, CompChannel, Cq, Device, DeviceAttr, Error, IndirectEntry, MemoryDomain,
@@ -77,7 +77,7 @@ impl System {
 
     /// Opens a device.
     pub fn open(&self, index: usize) -> Result<Arc<Context>> {
-        self.core.born.check()?;
+        self.core.process.check()?;
         if index >= self.devices.len() {
             return Err(Error::invalid(format!(
                 "no device unb{index}: this host has {}",
@@ -108,7 +108,7 @@ impl System {
 
 impl Drop for System {
     fn drop(&mut self) {
-        if self.core.born.elsewhere() {
+        if self.core.process.elsewhere() {
             return;
         }
         self.core.events.write_deferred();
@@ -131,8 +131,8 @@ pub struct Context {
 
 impl Context {
     /// The process that opened it: a forked child of that can do nothing with it.
-    pub fn born(&self) -> Born {
-        self.core.born
+    pub fn process(&self) -> ProcessGuard {
+        self.core.process
     }
 
     /// Index of the default NIC.
@@ -188,7 +188,7 @@ impl Context {
 
     /// Makes a protection domain.
     pub fn alloc_pd(&self) -> Result<PdHandle> {
-        self.core.born.check()?;
+        self.core.process.check()?;
         let pd = self.memory.alloc_pd()?;
         self.state.pd_made();
         Ok(pd)
@@ -196,7 +196,7 @@ impl Context {
 
     /// Ends a protection domain.
     pub fn dealloc_pd(&self, pd: PdHandle) -> Result<()> {
-        self.core.born.check()?;
+        self.core.process.check()?;
         self.memory.dealloc_pd(pd)
     }
 
@@ -209,19 +209,19 @@ impl Context {
         iova: u64,
         access: Access,
     ) -> Result<MrKeys> {
-        self.core.born.check()?;
+        self.core.process.check()?;
         self.memory.reg_mr(pd, addr, len, iova, access)
     }
 
     /// Changes a registration on every NIC; its keys stay.
     pub fn rereg_mr(&self, lkey: u32, change: &MrChange) -> Result<()> {
-        self.core.born.check()?;
+        self.core.process.check()?;
         self.memory.rereg_mr(lkey, change)
     }
 
     /// Makes a null region and gives its local key.
     pub fn alloc_null_mr(&self, pd: PdHandle) -> Result<u32> {
-        self.core.born.check()?;
+        self.core.process.check()?;
         self.memory.alloc_null_mr(pd)
     }
 
@@ -237,43 +237,43 @@ impl Context {
         entries: &[IndirectEntry],
         access: Access,
     ) -> Result<MrKeys> {
-        self.core.born.check()?;
+        self.core.process.check()?;
         self.memory.create_indirect(pd, 0, entries, access)
     }
 
     /// Replaces an entry of such a key.
     pub fn update_entry(&self, key: u32, index: u32, entry: &IndirectEntry) -> Result<()> {
-        self.core.born.check()?;
+        self.core.process.check()?;
         self.memory.update_entry(key, index, entry)
     }
 
     /// Makes a memory window and gives its key.
     pub fn alloc_window(&self, pd: PdHandle, kind: WindowType) -> Result<u32> {
-        self.core.born.check()?;
+        self.core.process.check()?;
         self.memory.alloc_window(pd, kind)
     }
 
     /// Ends the memory window of a key.
     pub fn dealloc_window(&self, rkey: u32) -> Result<()> {
-        self.core.born.check()?;
+        self.core.process.check()?;
         self.memory.dealloc_window(rkey)
     }
 
     /// Ends a registration on every NIC.
     pub fn dereg_mr(&self, lkey: u32) -> Result<()> {
-        self.core.born.check()?;
+        self.core.process.check()?;
         self.memory.dereg_mr(lkey)
     }
 
     /// Makes a completion channel.
     pub fn create_channel(&self) -> Result<Arc<CompChannel>> {
-        self.core.born.check()?;
+        self.core.process.check()?;
         self.state.own.as_ref().map_or_else(CompChannel::new, |device| device.create_channel())
     }
 
     /// Makes a completion queue.
     pub fn create_cq(&self, entries: u32, channel: Option<Arc<CompChannel>>) -> Result<Arc<Cq>> {
-        self.core.born.check()?;
+        self.core.process.check()?;
         self.check_cq_size(entries)?;
         let events = self.state.events.clone();
         let on_overrun = move |cookie| {
@@ -290,7 +290,7 @@ impl Context {
 
     /// Changes how many completions fit into a queue.
     pub fn resize_cq(&self, cq: &Cq, entries: u32) -> Result<()> {
-        self.core.born.check()?;
+        self.core.process.check()?;
         self.check_cq_size(entries)?;
         cq.resize(entries)
     }
@@ -307,7 +307,7 @@ impl Context {
 
     /// Ends a completion queue; EBUSY while a QP completes there.
     pub fn destroy_cq(&self, cq: &Arc<Cq>) -> Result<()> {
-        self.core.born.check()?;
+        self.core.process.check()?;
         if self.core.qps.any(|qp| qp.uses_cq(cq)) {
             return Err(Error::new(
                 libc::EBUSY,
@@ -320,7 +320,7 @@ impl Context {
 
     /// Makes a shared receive queue. `cookie` is what its events carry.
     pub fn create_srq(&self, pd: PdHandle, sizes: SrqAttr, cookie: u64) -> Result<Arc<Srq>> {
-        self.core.born.check()?;
+        self.core.process.check()?;
         let events = self.state.events.clone();
         let reached = AsyncEvent {
             event_type: event_type::SRQ_LIMIT_REACHED,
@@ -337,7 +337,7 @@ impl Context {
 
     /// Ends a shared receive queue; EBUSY while a QP takes from it.
     pub fn destroy_srq(&self, srq: &Arc<Srq>, cookie: u64) -> Result<()> {
-        self.core.born.check()?;
+        self.core.process.check()?;
         if self.core.qps.any(|qp| qp.uses_srq(srq)) {
             return Err(Error::new(
                 libc::EBUSY,
@@ -362,7 +362,7 @@ impl Context {
     /// Waits for the next asynchronous event; EAGAIN where the descriptor is non-blocking, EINTR
     /// where a signal handler ran.
     pub fn next_async_event(&self) -> Result<AsyncEvent> {
-        self.core.born.check()?;
+        self.core.process.check()?;
         self.state.events.next()
     }
 
@@ -374,7 +374,7 @@ impl Context {
 
     /// Closes the context. The NIC stays open for the process, as a backup of the others.
     pub fn close(&self) -> Result<()> {
-        self.core.born.check()?;
+        self.core.process.check()?;
         self.core.contexts.remove(&self.state);
         Ok(())
     }

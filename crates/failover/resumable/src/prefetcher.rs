@@ -22,14 +22,14 @@ struct Shared {
 }
 
 /// What waits for the thread.
-pub(crate) struct Filler {
+pub(crate) struct Prefetcher {
     shared: Arc<Shared>,
     spawn: Spawn,
 }
 
-impl Filler {
-    pub(crate) fn new(spawn: Spawn) -> Filler {
-        Filler { shared: Arc::default(), spawn }
+impl Prefetcher {
+    pub(crate) fn new(spawn: Spawn) -> Prefetcher {
+        Prefetcher { shared: Arc::default(), spawn }
     }
 
     /// The thread is to look at a region.
@@ -50,7 +50,7 @@ impl Filler {
     }
 }
 
-impl Drop for Filler {
+impl Drop for Prefetcher {
     fn drop(&mut self) {
         lock(&self.shared.queue).ended = true;
         self.shared.news.notify_one();

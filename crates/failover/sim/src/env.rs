@@ -1,17 +1,17 @@
-//! What the simulated world does for an executor: its [`Shell`].
+//! What the simulated world does for an executor: its [`Env`].
 
 use crate::end::{Life, Wcs};
 use crate::mutants::Mutant;
 use crate::phys::Phys;
 use crate::world::{logical_qpn, qpn_of, Event, World};
 use unbroken_failover_protocol::{
-    Asks, Belief, Ended, Executor, FailCause, LogicalQp, Message, OpenError, Opened, PeerWord,
-    QuiesceError, Reason, Shell, SlotPath, StepError, Switch,
+    Asks, Ended, Env, Executor, FailCause, Liveness, LogicalQp, Message, OpenError, Opened,
+    PeerWord, QuiesceError, Reason, SlotPath, StepError, Switch,
 };
 use unbroken_types::{Backlog, Progress, QpState, RcModify, Wc, WcStatus};
 
 /// The world, as one end of one logical QP sees it.
-pub(crate) struct Hands<'a> {
+pub(crate) struct SimEnv<'a> {
     world: &'a mut World,
     host: usize,
     qp: usize,
@@ -28,9 +28,9 @@ impl World {
         &mut self,
         host: usize,
         qp: usize,
-        f: impl FnOnce(&mut Executor, &mut Hands<'_>) -> R,
+        f: impl FnOnce(&mut Executor, &mut SimEnv<'_>) -> R,
     ) -> R {
-        self.with_hands(host, qp, false, f)
+        self.with_env(host, qp, false, f)
     }
 
     /// The same, with the directory just read.
@@ -38,26 +38,26 @@ impl World {
         &mut self,
         host: usize,
         qp: usize,
-        f: impl FnOnce(&mut Executor, &mut Hands<'_>),
+        f: impl FnOnce(&mut Executor, &mut SimEnv<'_>),
     ) {
-        self.with_hands(host, qp, true, f);
+        self.with_env(host, qp, true, f);
     }
 
-    fn with_hands<R>(
+    fn with_env<R>(
         &mut self,
         host: usize,
         qp: usize,
         informed: bool,
-        f: impl FnOnce(&mut Executor, &mut Hands<'_>) -> R,
+        f: impl FnOnce(&mut Executor, &mut SimEnv<'_>) -> R,
     ) -> R {
         let mut executor = self.ends[host][qp].executor.take().expect("it does not call itself");
-        let result = f(&mut executor, &mut Hands { world: self, host, qp, informed });
+        let result = f(&mut executor, &mut SimEnv { world: self, host, qp, informed });
         self.ends[host][qp].executor = Some(executor);
         result
     }
 }
 
-impl Hands<'_> {
+impl SimEnv<'_> {
     fn end(&mut self) -> &mut crate::end::End {
         &mut self.world.ends[self.host][self.qp]
     }
@@ -99,7 +99,7 @@ impl Hands<'_> {
     }
 }
 
-impl Shell for Hands<'_> {
+impl Env for SimEnv<'_> {
     fn now_us(&self) -> u64 {
         self.world.now_us
     }
@@ -277,13 +277,13 @@ impl Shell for Hands<'_> {
         self.world.apps[host][qp].stop();
     }
 
-    fn crowd(&self) -> u32 {
+    fn switching_qps(&self) -> u32 {
         let ends = self.world.ends[self.host].iter();
         ends.filter(|end| end.executor.as_ref().is_some_and(|e| e.on_its_way())).count() as u32
     }
 
-    fn belief(&self, path: SlotPath) -> Belief {
-        self.world.belief(self.host, path)
+    fn liveness(&self, path: SlotPath) -> Liveness {
+        self.world.liveness(self.host, path)
     }
 
     fn send(&mut self, message: &Message, path: SlotPath) {

@@ -12,7 +12,7 @@ const BLOCK: usize = 256;
 
 /// Of a QP as of its last turn.
 #[derive(Default)]
-struct Pulse {
+struct QpProgress {
     /// [`unbroken_types::Progress::advanced`].
     advanced: AtomicU64,
     /// Packets taken for lost.
@@ -20,17 +20,17 @@ struct Pulse {
 }
 
 /// That of each QP.
-pub(crate) struct Pulses(Box<[OnceLock<Box<[Pulse]>>]>);
+pub(crate) struct ProgressCounters(Box<[OnceLock<Box<[QpProgress]>>]>);
 
-impl Pulses {
-    pub(crate) fn new() -> Pulses {
-        Pulses((0..=usize::from(u16::MAX) / BLOCK).map(|_| OnceLock::new()).collect())
+impl ProgressCounters {
+    pub(crate) fn new() -> ProgressCounters {
+        ProgressCounters((0..=usize::from(u16::MAX) / BLOCK).map(|_| OnceLock::new()).collect())
     }
 
     /// The QP of that index begins anew.
     pub(crate) fn begin(&self, index: u16) {
         let block = &self.0[usize::from(index) / BLOCK];
-        block.get_or_init(|| (0..BLOCK).map(|_| Pulse::default()).collect());
+        block.get_or_init(|| (0..BLOCK).map(|_| QpProgress::default()).collect());
         self.set(index, 0);
         if let Some(pulse) = self.of(index) {
             pulse.lost.store(0, Relaxed);
@@ -65,7 +65,7 @@ impl Pulses {
     }
 
     #[inline]
-    fn of(&self, index: u16) -> Option<&Pulse> {
+    fn of(&self, index: u16) -> Option<&QpProgress> {
         self.0[usize::from(index) / BLOCK].get()?.get(usize::from(index) % BLOCK)
     }
 }
@@ -76,21 +76,24 @@ mod tests {
 
     #[test]
     fn each_index_has_its_own_which_begins_at_0() {
-        let pulses = Pulses::new();
-        pulses.set(7, 5);
-        assert_eq!(pulses.get(7), 0, "no such QP");
+        let progress_counters = ProgressCounters::new();
+        progress_counters.set(7, 5);
+        assert_eq!(progress_counters.get(7), 0, "no such QP");
         for index in [0, 255, 256, u16::MAX] {
-            pulses.begin(index);
-            pulses.set(index, u64::from(index) + 1);
+            progress_counters.begin(index);
+            progress_counters.set(index, u64::from(index) + 1);
         }
         assert_eq!(
-            [0, 255, 256, u16::MAX, 1].map(|index| pulses.get(index)),
+            [0, 255, 256, u16::MAX, 1].map(|index| progress_counters.get(index)),
             [1, 256, 257, 65_536, 0]
         );
-        pulses.add_lost(256, 3);
-        pulses.add_lost(256, 4);
-        assert_eq!((pulses.lost(256), pulses.lost(255)), (7, 0));
-        pulses.begin(256);
-        assert_eq!((pulses.get(256), pulses.lost(256), pulses.get(255)), (0, 0, 256));
+        progress_counters.add_lost(256, 3);
+        progress_counters.add_lost(256, 4);
+        assert_eq!((progress_counters.lost(256), progress_counters.lost(255)), (7, 0));
+        progress_counters.begin(256);
+        assert_eq!(
+            (progress_counters.get(256), progress_counters.lost(256), progress_counters.get(255)),
+            (0, 0, 256)
+        );
     }
 }

@@ -3,7 +3,7 @@
 use crate::action::{FailCause, OpenError, Opened, QuiesceError, Switched};
 use crate::message::Message;
 use crate::qp::LogicalQp;
-use crate::slots::{Belief, SlotPath};
+use crate::slots::{Liveness, SlotPath};
 use unbroken_types::{Backlog, Progress, RcModify, Replay, WcStatus};
 
 /// A step on a physical QP was refused: its NIC has just died, too.
@@ -38,7 +38,7 @@ pub struct PeerWord {
 
 /// What is done for an executor. All of it is about one logical QP; nothing of it may call the
 /// executor.
-pub trait Shell {
+pub trait Env {
     /// Microseconds of a monotonic clock.
     fn now_us(&self) -> u64;
 
@@ -79,12 +79,12 @@ pub trait Shell {
     fn ended(&mut self, why: Ended);
 
     /// How many QPs of the process are on their way from one path to another.
-    fn crowd(&self) -> u32;
+    fn switching_qps(&self) -> u32;
 
     // ---- the network and the peer ----
 
     /// What is known of a path.
-    fn belief(&self, path: SlotPath) -> Belief;
+    fn liveness(&self, path: SlotPath) -> Liveness;
     /// Whether the path, which lives, is known to lose some packets.
     fn loses(&self, path: SlotPath) -> bool;
     /// Sends a control message over a path. It may be lost.

@@ -35,15 +35,15 @@ impl Notes {
 }
 
 /// The event sink of a plain device: open it with this.
-pub struct Tap {
+pub struct EventInterceptor {
     sink: Arc<dyn EventSink>,
     qps: Mutex<HashMap<u32, Weak<Notes>>>,
 }
 
-impl Tap {
+impl EventInterceptor {
     /// Passes on to `sink` what is not absorbed.
-    pub fn new(sink: Arc<dyn EventSink>) -> Arc<Tap> {
-        Arc::new(Tap { sink, qps: Mutex::default() })
+    pub fn new(sink: Arc<dyn EventSink>) -> Arc<EventInterceptor> {
+        Arc::new(EventInterceptor { sink, qps: Mutex::default() })
     }
 
     /// Where what concerns a protected QP goes.
@@ -63,7 +63,7 @@ impl Tap {
     }
 }
 
-impl EventSink for Tap {
+impl EventSink for EventInterceptor {
     fn event(&self, device: usize, event: DeviceEvent) {
         let DeviceEvent::Qp { qpn, event: of_qp } = event else {
             return self.sink.event(device, event);

@@ -2,8 +2,8 @@
 //! spirit of RFC 3124).
 //!
 //! A window for each QP does not keep many QPs together from overrunning the one socket that they
-//! send to. So all that send to one socket share what it holds ([`Flights::new`]; the peer's buffer
-//! is taken to be like ours). A QP's share is what it has on its way, in the units of
+//! send to. So all that send to one socket share what it holds ([`CongestionManager::new`]; the
+//! peer's buffer is taken to be like ours). A QP's share is what it has on its way, in the units of
 //! [`unbroken_roce::Room`]: requests until they are acknowledged, READs with their answers, which
 //! come back to our own socket.
 //!
@@ -21,13 +21,13 @@
 //!
 //! Invariants:
 //! - `flight` of a destination is the sum of the shares of its QPs, as last told
-//!   ([`Flights::settle`]);
+//!   ([`CongestionManager::settle`]);
 //! - a destination is in `open` at most once, and is there whenever its first in line may be
 //!   called, so nobody waits while there is room.
 //!
 //! Failure cases: a QP whose peer is silent gives its share back at its timeout, when what it sent
-//! counts as lost; one that ends, or is destroyed, at once ([`Flights::leave`], [`Flights::settle`]
-//! with nothing).
+//! counts as lost; one that ends, or is destroyed, at once ([`CongestionManager::leave`],
+//! [`CongestionManager::settle`] with nothing).
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -48,12 +48,12 @@ const MIN_ROUND_US: u64 = 100;
 const RTT_ROUND_US: u64 = 10_000;
 
 /// A destination's number.
-pub(crate) type Way = u16;
+pub(crate) type DestId = u16;
 
 /// What the engine remembers of a QP.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Share {
-    way: Option<Way>,
+    dest: Option<DestId>,
     /// What it has on its way, as the destination counts it.
     held: u32,
     /// What it gave up in silence, and which has not come to light.
@@ -124,24 +124,24 @@ impl Destination {
 
 /// All destinations of a NIC.
 #[derive(Debug)]
-pub(crate) struct Flights {
-    by_addr: HashMap<SocketAddr, Way>,
+pub(crate) struct CongestionManager {
+    by_addr: HashMap<SocketAddr, DestId>,
     /// By number; those without users are free to be taken anew.
     all: Vec<Destination>,
-    unused: Vec<Way>,
+    unused: Vec<DestId>,
     /// Destinations whose first in line may be called, or could be a moment ago; each in its turn.
-    open: VecDeque<Way>,
+    open: VecDeque<DestId>,
     max: u32,
 }
 
-impl Flights {
+impl CongestionManager {
     /// For sockets that hold `rcvbuf` bytes, twice as much with what the kernel counts beside them.
     /// A quarter of all that is left to datagrams that are not of RC, and because the kernel gives
     /// back late what was read. What our QPs have on their way may come to the peer while it sends
     /// as much to us, and our answers come back: each gets half of the rest.
-    pub(crate) fn new(rcvbuf: usize) -> Flights {
+    pub(crate) fn new(rcvbuf: usize) -> CongestionManager {
         let max = (rcvbuf / 4 * 3).clamp(MIN_ROOM as usize, 1 << 30) as u32;
-        Flights {
+        CongestionManager {
             by_addr: HashMap::new(),
             all: Vec::new(),
             unused: Vec::new(),
@@ -152,11 +152,11 @@ impl Flights {
 
     /// A QP sends to this address from now on.
     pub(crate) fn join(&mut self, addr: SocketAddr, index: u16, share: &mut Share) {
-        if share.way.is_some_and(|way| self.all[usize::from(way)].addr == addr) {
+        if share.dest.is_some_and(|dest| self.all[usize::from(dest)].addr == addr) {
             return;
         }
         self.leave(index, share);
-        let way = *self.by_addr.entry(addr).or_insert_with(|| {
+        let dest = *self.by_addr.entry(addr).or_insert_with(|| {
             let new = Destination {
                 addr,
                 users: 0,
@@ -174,26 +174,26 @@ impl Flights {
                 heard_us: 0,
             };
             match self.unused.pop() {
-                Some(way) => {
-                    let listed = self.all[usize::from(way)].listed;
-                    self.all[usize::from(way)] = Destination { listed, ..new };
-                    way
+                Some(dest) => {
+                    let listed = self.all[usize::from(dest)].listed;
+                    self.all[usize::from(dest)] = Destination { listed, ..new };
+                    dest
                 }
                 None => {
                     self.all.push(new);
-                    (self.all.len() - 1) as Way
+                    (self.all.len() - 1) as DestId
                 }
             }
         });
-        self.all[usize::from(way)].users += 1;
-        share.way = Some(way);
+        self.all[usize::from(dest)].users += 1;
+        share.dest = Some(dest);
     }
 
     /// A QP sends nothing any more: all that it has is given back.
     pub(crate) fn leave(&mut self, index: u16, share: &mut Share) {
-        let Some(way) = share.way else { return };
+        let Some(dest) = share.dest else { return };
         self.settle(share, 0);
-        let d = &mut self.all[usize::from(way)];
+        let d = &mut self.all[usize::from(dest)];
         d.given_up -= u64::from(share.given_up);
         if share.waits {
             d.line.retain(|(i, _)| *i != index);
@@ -201,9 +201,9 @@ impl Flights {
         d.users -= 1;
         if d.users == 0 {
             self.by_addr.remove(&d.addr);
-            self.unused.push(way);
+            self.unused.push(dest);
         } else {
-            self.look(way);
+            self.look(dest);
         }
         *share = Share::default();
     }
@@ -211,12 +211,12 @@ impl Flights {
     /// A QP has so much on its way now.
     #[inline]
     pub(crate) fn settle(&mut self, share: &mut Share, flight: u32) {
-        let Some(way) = share.way.filter(|_| flight != share.held) else { return };
-        let d = &mut self.all[usize::from(way)];
+        let Some(dest) = share.dest.filter(|_| flight != share.held) else { return };
+        let d = &mut self.all[usize::from(dest)];
         d.flight = d.flight + u64::from(flight) - u64::from(share.held);
         share.held = flight;
         if !d.line.is_empty() {
-            self.look(way);
+            self.look(dest);
         }
     }
 
@@ -224,10 +224,10 @@ impl Flights {
     /// still lie in the destination's buffer: nobody gets that room until the QP hears of some of
     /// it.
     pub(crate) fn give_up(&mut self, share: &mut Share, flight: u32) {
-        if let Some(way) = share.way {
+        if let Some(dest) = share.dest {
             let lost = share.held.saturating_sub(flight);
             share.given_up += lost;
-            self.all[usize::from(way)].given_up += u64::from(lost);
+            self.all[usize::from(dest)].given_up += u64::from(lost);
             self.settle(share, flight);
         }
     }
@@ -235,8 +235,8 @@ impl Flights {
     /// What a QP may send in its turn; one that was `called` need not stand behind those in line.
     #[inline]
     pub(crate) fn room(&self, share: &Share, called: bool) -> Room {
-        let Some(way) = share.way else { return Room::UNLIMITED };
-        let d = &self.all[usize::from(way)];
+        let Some(dest) = share.dest else { return Room::UNLIMITED };
+        let d = &self.all[usize::from(dest)];
         let cost = if called || d.line.is_empty() { d.free() } else { 0 };
         Room { cost, wait_us: d.rtt.wait_us() }
     }
@@ -244,10 +244,10 @@ impl Flights {
     /// A QP could send `wanted` if there were room.
     #[cold]
     pub(crate) fn wait(&mut self, index: u16, share: &mut Share, wanted: u32) {
-        let Some(way) = share.way.filter(|_| !share.waits) else { return };
+        let Some(dest) = share.dest.filter(|_| !share.waits) else { return };
         share.waits = true;
-        self.all[usize::from(way)].line.push_back((index, wanted));
-        self.look(way);
+        self.all[usize::from(dest)].line.push_back((index, wanted));
+        self.look(dest);
     }
 
     /// Takes note of what became of a QP's packets.
@@ -255,8 +255,8 @@ impl Flights {
     pub(crate) fn learn(&mut self, share: &mut Share, news: &News, now_us: u64) {
         let acked =
             news.acked.saturating_sub(std::mem::replace(&mut share.acked, news.acked)) as u32;
-        let Some(way) = share.way.filter(|_| acked + news.lost > 0) else { return };
-        let d = &mut self.all[usize::from(way)];
+        let Some(dest) = share.dest.filter(|_| acked + news.lost > 0) else { return };
+        let d = &mut self.all[usize::from(dest)];
         d.acked += acked;
         d.lost += news.lost;
         if acked > 0 {
@@ -272,13 +272,13 @@ impl Flights {
         }
         d.learn(self.max, now_us);
         if !d.line.is_empty() {
-            self.look(way);
+            self.look(dest);
         }
     }
 
     /// When the destination of a QP has last acknowledged anything.
     pub(crate) fn heard_us(&self, share: &Share) -> u64 {
-        share.way.map_or(0, |way| self.all[usize::from(way)].heard_us)
+        share.dest.map_or(0, |dest| self.all[usize::from(dest)].heard_us)
     }
 
     /// Whether somebody in line may be called.
@@ -288,11 +288,11 @@ impl Flights {
 
     /// Calls one that waits for room that is there now. The caller tells it so ([`Share::waits`]).
     pub(crate) fn call(&mut self) -> Option<u16> {
-        while let Some(way) = self.open.pop_front() {
-            let d = &mut self.all[usize::from(way)];
+        while let Some(dest) = self.open.pop_front() {
+            let d = &mut self.all[usize::from(dest)];
             d.listed = false;
             let called = if d.calls() { d.line.pop_front() } else { None };
-            self.look(way);
+            self.look(dest);
             if let Some((index, _)) = called {
                 return Some(index);
             }
@@ -300,11 +300,11 @@ impl Flights {
         None
     }
 
-    fn look(&mut self, way: Way) {
-        let d = &mut self.all[usize::from(way)];
+    fn look(&mut self, dest: DestId) {
+        let d = &mut self.all[usize::from(dest)];
         if !d.listed && d.calls() {
             d.listed = true;
-            self.open.push_back(way);
+            self.open.push_back(dest);
         }
     }
 }
@@ -338,7 +338,13 @@ mod tests {
 
     impl Qps {
         /// A turn in which a QP sends `want`, piece by piece, as far as there is room.
-        fn turn(&mut self, f: &mut Flights, index: usize, called: bool, want: u32) -> bool {
+        fn turn(
+            &mut self,
+            f: &mut CongestionManager,
+            index: usize,
+            called: bool,
+            want: u32,
+        ) -> bool {
             let (share, flight) = &mut self.0[index];
             if called {
                 share.waits = false;
@@ -353,16 +359,16 @@ mod tests {
             takes > 0
         }
 
-        fn check(&self, f: &Flights) {
-            for (way, d) in f.all.iter().enumerate().filter(|(_, d)| d.users > 0) {
-                let of = || self.0.iter().filter(|(s, _)| s.way == Some(way as Way));
+        fn check(&self, f: &CongestionManager) {
+            for (dest, d) in f.all.iter().enumerate().filter(|(_, d)| d.users > 0) {
+                let of = || self.0.iter().filter(|(s, _)| s.dest == Some(dest as DestId));
                 assert_eq!(d.users as usize, of().count());
                 assert_eq!(d.flight, of().map(|(_, flight)| u64::from(*flight)).sum::<u64>());
                 assert_eq!(d.given_up, of().map(|(s, _)| u64::from(s.given_up)).sum::<u64>());
                 assert_eq!(d.line.len(), of().filter(|(s, _)| s.waits).count());
                 assert!(d.flight <= u64::from(f.max.max(MAX_BLOCK_COST)));
                 assert!(
-                    !d.calls() || f.open.contains(&(way as Way)),
+                    !d.calls() || f.open.contains(&(dest as DestId)),
                     "somebody waits while there is room"
                 );
             }
@@ -375,7 +381,7 @@ mod tests {
     #[test]
     fn sums_are_right_and_nobody_waits_in_vain() {
         for seed in 0..50 {
-            let (mut rng, mut f) = (Rng(seed), Flights::new(RCVBUF));
+            let (mut rng, mut f) = (Rng(seed), CongestionManager::new(RCVBUF));
             let mut qps = Qps((0..40).map(|_| (Share::default(), 0)).collect());
             let mut now_us = 0;
             for _ in 0..4000 {
@@ -385,10 +391,10 @@ mod tests {
                 let (share, flight) = &mut qps.0[i];
                 match what {
                     0 => {
-                        if share.way.is_some() && rng.below(2) == 0 {
+                        if share.dest.is_some() && rng.below(2) == 0 {
                             *flight = 0;
                             f.leave(i as u16, share);
-                        } else if share.way.is_none() {
+                        } else if share.dest.is_none() {
                             f.join(addr(rng.below(3)), i as u16, share);
                         }
                     }
@@ -405,7 +411,7 @@ mod tests {
                             now_us,
                         );
                     }
-                    5..=7 if share.way.is_some() => {
+                    5..=7 if share.dest.is_some() => {
                         let want = rng.below(30_000) as u32;
                         qps.turn(&mut f, i, false, want);
                     }
@@ -439,7 +445,7 @@ mod tests {
 
     #[test]
     fn first_come_first_served() {
-        let mut f = Flights::new(RCVBUF);
+        let mut f = CongestionManager::new(RCVBUF);
         let mut qps = Qps((0..4).map(|_| (Share::default(), 0)).collect());
         (0..4).for_each(|i| f.join(addr(1), i, &mut qps.0[usize::from(i)].0));
         let all = f.max / 1000 * 1000;
@@ -459,11 +465,11 @@ mod tests {
 
     #[test]
     fn loss_shrinks_the_room_and_time_mends_it() {
-        let (mut f, mut share) = (Flights::new(RCVBUF), Share::default());
+        let (mut f, mut share) = (CongestionManager::new(RCVBUF), Share::default());
         f.join(addr(1), 0, &mut share);
         let max = f.max;
         let (mut acked, mut now_us) = (0, 0);
-        let mut round = |f: &mut Flights, n: u64, lost: u32| {
+        let mut round = |f: &mut CongestionManager, n: u64, lost: u32| {
             (acked, now_us) = (acked + n, now_us + 2000);
             f.learn(&mut share, &news(acked, lost), now_us);
             f.all[0].room
@@ -478,16 +484,16 @@ mod tests {
         assert_eq!(most, Some(max));
         assert!(
             f.room(&share, false).cost >= MAX_BLOCK_COST,
-            "nothing is on its way: a block may go"
+            "nothing is on its dest: a block may go"
         );
     }
 
     /// The QPs of a burst have all waited as long: that is one round trip, and not a steady one.
     #[test]
     fn round_trips_of_a_burst_count_once() {
-        let (mut f, mut share) = (Flights::new(RCVBUF), Share::default());
+        let (mut f, mut share) = (CongestionManager::new(RCVBUF), Share::default());
         f.join(addr(1), 0, &mut share);
-        let mut rtt = |f: &mut Flights, acked, rtt_us, now_us| {
+        let mut rtt = |f: &mut CongestionManager, acked, rtt_us, now_us| {
             f.learn(&mut share, &News { acked, lost: 0, rtt_us: Some(rtt_us) }, now_us);
             f.room(&share, false).wait_us
         };
@@ -499,7 +505,7 @@ mod tests {
     /// What a QP gave up in silence may still lie in the buffer of a peer that was stopped.
     #[test]
     fn what_was_given_up_is_not_given_to_others() {
-        let mut f = Flights::new(RCVBUF);
+        let mut f = CongestionManager::new(RCVBUF);
         let mut shares = [Share::default(); 2];
         shares.iter_mut().enumerate().for_each(|(i, s)| f.join(addr(1), i as u16, s));
         let [a, b] = &mut shares;

@@ -13,14 +13,14 @@ const MAX_TRY_AGAIN: u32 = 8192;
 
 /// What has been seen.
 #[derive(Default)]
-pub(crate) struct Answers {
+pub(crate) struct AckPredictor {
     /// Drives until waiting is tried; 0: now.
     left: u32,
     /// How many it was the last time.
     patience: u32,
 }
 
-impl Answers {
+impl AckPredictor {
     /// An ACK that was held back has left with an answer, or somebody else must see to it now.
     #[inline]
     pub(crate) fn learn(&mut self, answered: bool) {
@@ -43,7 +43,7 @@ mod tests {
 
     #[test]
     fn it_waits_while_answers_come_and_tries_less_and_less_otherwise() {
-        let mut a = Answers::default();
+        let mut a = AckPredictor::default();
         let mut held = |answered: bool| {
             let n = (0..20_000).filter(|_| {
                 let held = a.likely();

@@ -3,12 +3,12 @@
 use super::*;
 
 /// The hands of one rank.
-pub(super) struct Arms<'w> {
+pub(super) struct WorldEnv<'w> {
     pub(super) world: &'w mut World,
     pub(super) me: Rank,
 }
 
-impl Arms<'_> {
+impl WorldEnv<'_> {
     fn slice(&mut self, slice: &Slice, offset: u64, len: u64) -> &mut [u8] {
         let local = &mut self.world.ranks[self.me];
         let size = local.work.expect("an operation").0.bytes();
@@ -37,7 +37,7 @@ impl Arms<'_> {
     }
 }
 
-impl Hands for Arms<'_> {
+impl Env for WorldEnv<'_> {
     fn stage(&mut self, slot: Slot, header: &Header, data: Option<(Slice, u64, u32)>) {
         let mut bytes = header.encode().to_vec();
         if let Some((slice, offset, len)) = data {
