@@ -148,9 +148,10 @@ impl Qp {
         if let Err(e) =
             directory.publish_qp(self.gid(), self.qpn, self.core.incarnation, connection)
         {
-            self.core
-                .events
-                .complain("the directory does not take a QP, which stays unprotected", &e);
+            self.core.events.complain_of_directory(
+                "the directory does not take a QP, which stays unprotected",
+                &e,
+            );
         }
     }
 

@@ -308,7 +308,7 @@ impl Worker {
             Job::AskAgain => self.seekers.ask_again(now_us()),
             Job::Refused(why) => {
                 let what = "the directory does not take queue pairs, which stay unprotected";
-                self.core.events.complain(what, &why);
+                self.core.events.complain_of_directory(what, &why);
             }
             Job::Watch(id, at_us) => {
                 if self.watched.set(id, at_us).is_none() {
