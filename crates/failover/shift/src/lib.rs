@@ -53,6 +53,7 @@ mod peer;
 mod plain;
 mod port_pairs;
 mod preference;
+mod probes;
 mod qp;
 mod qps;
 mod random;
