@@ -27,6 +27,12 @@ impl Events {
         let _ = self.log.emit(&Event::at(what, unbroken_runtime::now_us()));
     }
 
+    /// Writes several events to the log at once.
+    pub(crate) fn emit_all(&self, all: impl Iterator<Item = What>) {
+        let now_us = unbroken_runtime::now_us();
+        self.write(&all.map(|what| Event::at(what, now_us)).collect::<Vec<_>>());
+    }
+
     /// For the log: what happened at that time, from a thread that is not to wait for it, or that
     /// has many.
     pub(crate) fn defer(&self, what: What, time_us: u64) {
