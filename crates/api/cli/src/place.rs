@@ -43,6 +43,17 @@ impl Place {
         })
     }
 
+    /// The folder, for who goes on looking at it.
+    pub(crate) fn look_where_something_is(&self) -> Result<Runtime> {
+        self.look()?.ok_or_else(|| {
+            Failure::Text(format!(
+                "{}: nothing has run here yet; the first program makes it, and so does `unbroken \
+                 fabric up`",
+                self.path().display()
+            ))
+        })
+    }
+
     /// Its name.
     pub(crate) fn path(&self) -> PathBuf {
         let named = || environment::text(environment::RUNTIME).map(PathBuf::from);
