@@ -97,7 +97,7 @@ pub struct Health {
     pub processes: usize,
     /// Each host.
     pub hosts: Vec<HostHealth>,
-    /// What could not be read or did not answer: where nothing else is wrong the verdict is unknown.
+    /// What could not be read or did not answer: the verdict is unknown where all else is well.
     pub problems: Vec<String>,
     /// What lies in the folder and is nothing of ours. It changes no verdict.
     pub left_out: Vec<String>,

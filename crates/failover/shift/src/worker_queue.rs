@@ -149,7 +149,9 @@ mod tests {
         let queue = WorkerQueue::new().unwrap();
         let dead = || [0, 1, 63, 64, 200].map(|nic| queue.is_dead(nic));
         assert_eq!(dead(), [false; 5]);
-        [1, 63, 64].map(|nic| queue.put(Job::Device(nic, DeviceEvent::Fatal)));
+        for nic in [1, 63, 64] {
+            queue.put(Job::Device(nic, DeviceEvent::Fatal));
+        }
         assert_eq!(dead(), [false, true, true, false, false]);
         queue.put(Job::Device(0, DeviceEvent::PortActive(1)));
         queue.put(Job::Device(63, DeviceEvent::PortActive(2)));
