@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -76,10 +77,8 @@ def scrape(fabric) -> dict:
 def verdict(fabric, *args) -> dict:
     """`unbroken health --json`, whose exit status must say the same."""
     done = fabric.command("health", "--json", *args)
-    if done.returncode > 2:
-        raise Failure(done.stderr)
     health = json.loads(done.stdout)
-    names = ["healthy", "degraded, survived", "failed"]
+    names = ["healthy", "degraded, survived", "failed", "unknown"]
     if health["exit_status"] != done.returncode or health["verdict"] != names[done.returncode]:
         raise Failure(f"exit status {done.returncode}, and {health}")
     return health
@@ -212,6 +211,76 @@ def test_a_program_that_meets_its_failure_is_failed(logs):
             raise Failure(f"no NIC is left: {health}")
 
 
+@pytest.mark.parametrize("how", ["failover off", "UC"])
+def test_a_program_that_dies_of_a_nic_is_failed(logs, how):
+    """Queue pairs that nothing protects end with their NIC: their program has the error and ends,
+    and the verdict is `failed` until the NIC is well, whether the program is there or not."""
+    with Fabric(logs, "--hosts", "a,b", "--nics", "2") as fabric:
+        args = ["-D", 60, *(["-c", "UC"] if how == "UC" else [])]
+        _, client = fabric.pair("ib_write_bw", args, failover=how == "UC")
+        busy = lambda: fabric.nics()["a/0"]["tx_bytes"] > 1 << 20
+        wait_until(lambda: client.ended() or busy(), 20, "traffic")
+        if verdict(fabric)["verdict"] != "healthy":
+            raise Failure("nothing has failed yet")
+        fabric.fault("nic a/0 dead")
+        client.expect_error(40)
+        sick = verdict(fabric)
+        words = sick["hosts"][0]["why"]
+        if sick["verdict"] != "failed" or not any("queue pairs failed" in w for w in words):
+            raise Failure(f"{sick}")
+        [gave_up] = [e for e in fabric.events("give-up") if e["host"] == "a"]
+        if "a/0 has died; not protected: " not in gave_up["why"]:
+            raise Failure(f"{gave_up}")
+        fabric.clear()
+        if (well := verdict(fabric, "--host", "a"))["verdict"] != "healthy":
+            raise Failure(f"the NIC is well, and the program has ended: {well}")
+
+
+def test_what_is_not_seen_is_unknown(logs):
+    """A process that does not answer, a log that cannot be read, lines that are no events: what
+    would be healthy is unknown, and says why. What is no NIC's page changes no verdict."""
+    with Fabric(logs, "--hosts", "a,b", "--nics", "2") as fabric:
+        process = many(fabric, 2)
+        if (well := verdict(fabric))["verdict"] != "healthy" or well["left_out"]:
+            raise Failure(f"{well}")
+        pages = fabric.path / "shm" / "nics"
+        (pages / "10.9.9.9.page").write_text("no page")
+        (pages / "10.9.9.8.page").mkdir()
+        (pages / "no\x1bthing").write_text("")
+        stray = verdict(fabric)
+        if stray["verdict"] != "healthy" or len(stray["left_out"]) != 3:
+            raise Failure(f"three entries are no pages: {stray}")
+        text = fabric.command("health").stdout
+        if text.count("left out: ") != 3 or "\x1b" in text:
+            raise Failure(text)
+        if fabric.command("status").stderr.count("no NIC's page") != 1:
+            raise Failure("`status` does not say what it has left out")
+        process.popen.send_signal(signal.SIGSTOP)
+        try:
+            silent = verdict(fabric)
+            if silent["exit_status"] != 3 or f"pid {process.pid} " not in silent["problems"][0]:
+                raise Failure(f"a process is stopped: {silent}")
+            fabric.fault("nic a/0 dead")
+            if verdict(fabric)["verdict"] != "degraded, survived":
+                raise Failure("a NIC that is dead is seen without anybody's answer")
+            fabric.clear()
+        finally:
+            process.popen.send_signal(signal.SIGCONT)
+        wait_until(lambda: verdict(fabric)["verdict"] == "healthy", 20, "it answers again")
+        with (fabric.path / "events.jsonl").open("a") as log:
+            log.write("no event\n")
+        torn = verdict(fabric)
+        if torn["exit_status"] != 3 or "1 lines are no events" not in torn["problems"][0]:
+            raise Failure(f"{torn}")
+        fabric.command("events", "--clear")
+        os.mkfifo(fabric.path / "fifo")
+        (fabric.path / "fifo").rename(fabric.path / "events.jsonl")
+        unread = verdict(fabric)
+        if unread["exit_status"] != 3 or "not a regular file" not in unread["problems"][0]:
+            raise Failure(f"{unread}")
+        (fabric.path / "events.jsonl").unlink()
+
+
 def test_exit_statuses_without_a_verdict(logs):
     """What is no verdict has another exit status than any verdict, and says what would be right."""
     with Fabric(logs, "--hosts", "a,b", "--nics", "2") as fabric:
@@ -223,6 +292,11 @@ def test_exit_statuses_without_a_verdict(logs):
             done = fabric.command(*args)
             if done.returncode != 3 or said not in done.stderr:
                 raise Failure(f"{args}: status {done.returncode}: {done.stderr}")
+            health = json.loads(fabric.command(*args, "--json").stdout)
+            if (health["verdict"], health["exit_status"]) != ("unknown", 3):
+                raise Failure(f"{args} --json: {health}")
+            if not health["problems"] or health["hosts"]:
+                raise Failure(f"{args} --json: {health}")
         if fabric.command("health", "--help").returncode != 0:
             raise Failure("--help is no mistake")
 
@@ -456,10 +530,13 @@ def test_scripts_for_schedulers(logs):
                     raise Failure(f"{fault}: Slurm was told {lines}")
             # Its owner has taken the log away: no verdict, which gives no node back.
             node.told.unlink()
+            node.run(UNBROKEN, "fault", "clear")
             os.mkfifo(job / "fifo")
             (job / "fifo").rename(job / "events.jsonl")
             if lines := node.drained(jobs):
                 raise Failure(f"without a verdict Slurm was told {lines}")
+            if node.answers() != (2, 2, False, False):
+                raise Failure(f"without a verdict: {node.answers()}")
         finally:
             shutil.rmtree(jobs)
         unknown = node.run(MONITORING / "npd-failed.sh", UNBROKEN_RUNTIME="/nowhere")

@@ -3,6 +3,7 @@ a browser shows without anything from elsewhere; logs of many hosts are put toge
 
 import json
 import re
+import resource
 
 import pytest
 
@@ -12,6 +13,8 @@ from lib.paths import ROOT
 from lib.process import Failure, Skip, wait_until
 from lib.storms import storm
 
+# A log of so many events, and the CPU time that it may take: several times what it does.
+EVENTS, LONG_SECONDS = 100_000, 6
 SCHEMAS = ROOT / "docs" / "reference" / "schemas"
 
 
@@ -107,6 +110,39 @@ def test_logs_of_many_hosts(logs):
         wrong = fabric.command("report", logs / "nowhere")
         if wrong.returncode != 1 or "nowhere" not in wrong.stderr:
             raise Failure(wrong.stderr)
+
+
+def test_a_hundred_thousand_events(logs, note):
+    """The time is about linear in the events, and failures beyond the first 10,000 are counted."""
+    folder = logs / "long"
+    folder.mkdir()
+    with Fabric(logs, "--hosts", "a,b", "--nics", "2") as fabric:
+        path, lines = folder / "unbroken-1-a.jsonl", []
+        for n in range(EVENTS // 4):
+            at = 1_000_000 + n * 60_000_000
+            of = {"pid": 7, "time_us": at, "wall_us": 1_700_000_000_000_000 + at}
+            switch = {
+                **{"event": "switch", "kind": "passive", "host": "a", "qp": n % 64, "epoch": 1},
+                **{"from": f"a/{n % 4}-b/{n % 4}", "to": "a/9-b/9", "reason": "device-fatal"},
+                **{"detected_at_us": at + 1, "detect_us": None, "switch_us": 300, "replayed": 1},
+            }
+            nic = f"a/{n % 4}"
+            lines += [{"event": "fault", "fault": f"nic {nic} dead", **of}]
+            lines += [{**switch, **of}, {"event": "port-active", "nic": nic, **of}]
+            lines += [{"event": "fault-clear", "fault": f"nic {nic} dead", **of}]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        report = reported(fabric, path)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        if len(report["incidents"]) != 10_000 or report["jobs"][0]["passive"] != EVENTS // 4:
+            raise Failure(f"{len(report['incidents'])} incidents, {report['jobs']}")
+        left_out = f"{EVENTS // 4 - 10_000} failures beyond the first 10000 were left out"
+        if not any(left_out in n for n in report["notes"]):
+            raise Failure(f"{report['notes']}")
+        if seconds > LONG_SECONDS:
+            raise Failure(f"{seconds:.1f} s of a core for {EVENTS} events")
+        note(f"{seconds:.2f} s of a core for {EVENTS} events")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -86,6 +86,28 @@ def test_without_colours_and_without_a_terminal(logs):
         done = fabric.command("top")
         if done.returncode != 1 or "status --json" not in done.stderr:
             raise Failure(done.stderr)
+        with Terminal(["env", "TERM=dumb", UNBROKEN, "top"], fabric.env) as screen:
+            status = screen.wait_end(10)
+            if status != 1 or b"right is TERM=xterm" not in screen.written:
+                raise Failure(f"{status}: {screen.written}")
+
+
+@pytest.mark.parametrize("command", ["top", "web"])
+def test_to_look_makes_no_folder(logs, command):
+    """A folder that is not there stays so, and the error says who makes one."""
+    with Fabric(logs, "--hosts", "a,b", "--nics", "2") as fabric:
+        listen = ["--listen", "127.0.0.1:0"] if command == "web" else []
+        typo, usual = fabric.files / "typo", fabric.files / "unbroken"
+        for env, folder in [
+            ({"UNBROKEN_RUNTIME": str(typo)}, typo),
+            ({"UNBROKEN_RUNTIME": "", "XDG_RUNTIME_DIR": str(fabric.files)}, usual),
+        ]:
+            with Terminal([UNBROKEN, command, *listen], {**fabric.env, **env}) as screen:
+                status = screen.wait_end(10)
+                if status != 1 or b"unbroken fabric up" not in screen.written:
+                    raise Failure(f"{status}: {screen.written}")
+            if folder.exists():
+                raise Failure(f"{folder} was made")
 
 
 def busy_ms(screen, keys: str) -> float:

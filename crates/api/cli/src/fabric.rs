@@ -41,7 +41,7 @@ pub(crate) fn up(runtime: &Runtime, hosts: &[String], nics: u8, kind: NicKind) -
 pub(crate) fn show(place: &Place, json: bool) -> Result {
     let fabric = place.fabric_or_error()?;
     let runtime = fabric.runtime();
-    let mut nics = nic_statuses(runtime, Some(&fabric))?;
+    let mut nics = nic_statuses(runtime, Some(&fabric))?.nics;
     mark_drained(runtime, &mut nics)?;
     if json {
         let hosts: Vec<_> = fabric

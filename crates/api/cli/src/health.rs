@@ -1,6 +1,6 @@
 //! `unbroken health`: one verdict, by exit status.
 
-use unbroken_observe::{health, in_words, Observer};
+use unbroken_observe::{health, in_words, Health, Observer};
 
 use crate::output::{print, print_json, Failure, Result};
 use crate::place::Place;
@@ -15,7 +15,7 @@ pub(crate) struct HealthArgs {
     host: Option<String>,
     /// One JSON object
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
 }
 
 pub(crate) const AFTER: &str = "Examples:
@@ -24,8 +24,15 @@ pub(crate) const AFTER: &str = "Examples:
   unbroken health --host a || echo \"host a is not healthy\"
 
 Exit status: 0 healthy; 1 degraded, survived (jobs go on with the capacity
-that is left); 2 failed (a program met a failure, or no NIC is left); 3 no
-verdict is possible (a wrong option, a folder that cannot be read).";
+that is left); 2 failed (a program met a failure, or no NIC is left); 3 unknown
+(nothing is known to be wrong, but a process does not answer or a log cannot be
+read; a wrong option). `problems` in the JSON says what was not seen.";
+
+/// Where no verdict is possible, what reads JSON has that in JSON.
+pub(crate) fn print_no_verdict(why: &str) {
+    // Standard error and the exit status say it, too.
+    let _ = print_json(&Health::unknown(why));
+}
 
 /// Shows the verdict; the exit status says it, too.
 pub(crate) fn run(place: &Place, args: &HealthArgs) -> Result {

@@ -63,19 +63,30 @@ pub fn main() -> ExitCode {
         // `--help` and `--version` are no mistakes.
         Err(e) if e.use_stderr() && std::env::args_os().any(|arg| arg == "health") => {
             let _ = e.print();
+            if std::env::args_os().any(|arg| arg == "--json") {
+                health::print_no_verdict(&e.kind().to_string());
+            }
             return ExitCode::from(health::NO_VERDICT);
         }
         Err(e) => e.exit(),
     };
     // Of `health`, 1 and 2 are verdicts.
-    let error = if matches!(args.command, Command::Health(_)) { health::NO_VERDICT } else { 1 };
+    let (error, is_json) = match &args.command {
+        Command::Health(args) => (health::NO_VERDICT, args.json),
+        _ => (1, false),
+    };
     match execute(args) {
         Ok(()) => ExitCode::SUCCESS,
         // The reader of our output has seen enough.
         Err(Failure::ClosedPipe) => ExitCode::SUCCESS,
         Err(Failure::Told) => ExitCode::from(1),
         Err(Failure::Verdict(status)) => ExitCode::from(status),
-        Err(Failure::Text(text)) => fail(error, &text),
+        Err(Failure::Text(text)) => {
+            if is_json {
+                health::print_no_verdict(&text);
+            }
+            fail(error, &text)
+        }
         Err(Failure::Program { status, text }) => fail(status, &text),
     }
 }

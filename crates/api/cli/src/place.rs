@@ -43,6 +43,17 @@ impl Place {
         })
     }
 
+    /// The folder, for who goes on looking at it.
+    pub(crate) fn look_where_something_is(&self) -> Result<Runtime> {
+        self.look()?.ok_or_else(|| {
+            Failure::Text(format!(
+                "{}: nothing has run here yet; the first program makes it, and so does `unbroken \
+                 fabric up`",
+                self.path().display()
+            ))
+        })
+    }
+
     /// Its name.
     pub(crate) fn path(&self) -> PathBuf {
         let named = || environment::text(environment::RUNTIME).map(PathBuf::from);
@@ -70,7 +81,8 @@ pub(crate) fn programs(runtime: &Runtime) -> Result<Vec<u32>> {
     let presence = presence(runtime)?;
     let mut users = Vec::new();
     for addr in NicPage::addresses(runtime)? {
-        users.extend(NicPage::open(runtime, addr)?.users(&presence));
+        // What is no page is nobody's NIC; `unbroken status` names it.
+        users.extend(NicPage::open(runtime, addr).iter().flat_map(|page| page.users(&presence)));
     }
     users.sort_unstable();
     users.dedup();

@@ -39,7 +39,14 @@ pub(crate) fn run(place: &Place, args: &TopArgs) -> Result {
         let why = "top needs a terminal; `unbroken status --json` and `unbroken metrics` do not";
         return Err(why.to_owned().into());
     }
+    if std::env::var_os("TERM").is_some_and(|kind| kind == "dumb") {
+        let why =
+            "top needs a terminal that it can draw on, and TERM is dumb; right is TERM=xterm, \
+                   say, where that is so, else `unbroken status` and `unbroken metrics`";
+        return Err(why.to_owned().into());
+    }
+    let runtime = place.look_where_something_is()?;
     let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let options = Options { interval: args.interval, is_plain };
-    unbroken_top::run(&place.make()?, options).map_err(|e| Failure::io("top", e))
+    unbroken_top::run(&runtime, options).map_err(|e| Failure::io("top", e))
 }

@@ -40,7 +40,7 @@ pub(crate) fn run(place: &Place, args: &WebArgs) -> Result {
     };
     let is_private = args.token_file.is_some();
     let options = PageOptions { address: args.listen, token: token.clone(), is_private };
-    serve_page(&place.make()?, &options, |address| {
+    serve_page(&place.look_where_something_is()?, &options, |address| {
         // A token that its owner has in a file is not told to whoever sees this screen.
         let fragment = if is_private { String::new() } else { format!("#token={token}") };
         eprintln!("unbroken: http://{address}/{fragment}");

@@ -142,6 +142,7 @@ pub fn bare_at(runtime: &Path, addresses: &[IpAddr]) -> Result<System> {
 fn tell_wrong_variables() {
     static TOLD: Once = Once::new();
     TOLD.call_once(|| {
+        unbroken_log::prepare();
         for what in unbroken_environment::wrong() {
             let _ = writeln!(std::io::stderr(), "unbroken: {what}");
         }

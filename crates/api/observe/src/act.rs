@@ -88,7 +88,7 @@ fn emulated(runtime: &Runtime) -> Result<unbroken_fabric::Fabric> {
 }
 
 fn drain(runtime: &Runtime, nic: &str, drained: bool) -> Result<String> {
-    let (known, _) = nics(runtime, fabric(runtime)?.as_ref(), &[])?;
+    let known = nics(runtime, fabric(runtime)?.as_ref(), &[])?.nics;
     let name = whole_nic(nic);
     if drained && !known.iter().any(|n| whole_nic(&n.nic) == name) {
         let names: Vec<&str> = known.iter().map(|n| n.nic.as_str()).collect();

@@ -36,6 +36,13 @@ impl Kind {
     }
 }
 
+/// A label's value as text that does nothing to whoever shows it: names and reasons come from
+/// whoever may write to the folder. (The library writes a line feed as two characters.)
+fn harmless(value: &str) -> String {
+    let shown = |c: char| if c.is_control() && c != '\n' { '\u{fffd}' } else { c };
+    value.chars().map(shown).collect()
+}
+
 /// All families of one page.
 pub(crate) struct Families {
     kinds: &'static [Kind],
@@ -107,7 +114,7 @@ impl Families {
         let pair = |(name, value): &(&str, &str)| {
             let mut pair = LabelPair::default();
             pair.set_name((*name).into());
-            pair.set_value((*value).into());
+            pair.set_value(harmless(value));
             pair
         };
         metric.set_label(labels.iter().map(pair).collect());

@@ -6,6 +6,9 @@ use unbroken_events::NicStatus;
 use crate::snapshot::{host_of, QpCounts, Snapshot};
 use crate::totals::Trouble;
 
+/// Events carry the wall clock, which may have been set between two of them by so much.
+const SLACK_US: u64 = 100_000;
+
 /// How a host, or all of them, fares.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub enum Verdict {
@@ -19,6 +22,9 @@ pub enum Verdict {
     /// A program met a failure, or has no NIC left to go on with.
     #[serde(rename = "failed")]
     Failed,
+    /// Nothing is known to be wrong, and not all could be seen.
+    #[serde(rename = "unknown")]
+    Unknown,
 }
 
 impl Verdict {
@@ -28,10 +34,11 @@ impl Verdict {
             Verdict::Healthy => "healthy",
             Verdict::Degraded => "degraded, survived",
             Verdict::Failed => "failed",
+            Verdict::Unknown => "unknown",
         }
     }
 
-    /// The exit status of `unbroken health`: 0, 1, 2.
+    /// The exit status of `unbroken health`: 0, 1, 2; 3 where it is unknown.
     pub fn exit_status(self) -> u8 {
         self as u8
     }
@@ -90,8 +97,19 @@ pub struct Health {
     pub processes: usize,
     /// Each host.
     pub hosts: Vec<HostHealth>,
-    /// What could not be read or did not answer.
+    /// What could not be read or did not answer: the verdict is unknown where all else is well.
     pub problems: Vec<String>,
+    /// What lies in the folder and is nothing of ours. It changes no verdict.
+    pub left_out: Vec<String>,
+}
+
+impl Health {
+    /// Where nothing could be seen at all.
+    pub fn unknown(why: &str) -> Health {
+        let verdict = Verdict::Unknown;
+        let problems = vec![why.to_owned()];
+        Health { verdict, exit_status: verdict.exit_status(), problems, ..Health::default() }
+    }
 }
 
 /// The verdict on what a snapshot shows: on one host, or on all.
@@ -108,10 +126,15 @@ pub fn health(snapshot: &Snapshot, only: Option<&str>) -> Health {
     if !others.is_empty() {
         add_machine(snapshot, &mut hosts, &others, only);
     }
-    let verdict = hosts.iter().map(|host| host.verdict).max().unwrap_or_default();
-    let since = hosts.iter().flat_map(|host| &host.impaired).map(|i| i.since_unix_s);
     let silent = snapshot.processes.iter().filter(|p| !p.error.is_empty());
     let silent = silent.map(|p| format!("pid {} {}", p.pid, p.error));
+    let problems: Vec<String> = snapshot.problems.iter().cloned().chain(silent).collect();
+    let verdict = match hosts.iter().map(|host| host.verdict).max().unwrap_or_default() {
+        // What was not seen may be worse.
+        Verdict::Healthy if !problems.is_empty() => Verdict::Unknown,
+        seen => seen,
+    };
+    let since = hosts.iter().flat_map(|host| &host.impaired).map(|i| i.since_unix_s);
     Health {
         verdict,
         exit_status: verdict.exit_status(),
@@ -119,7 +142,8 @@ pub fn health(snapshot: &Snapshot, only: Option<&str>) -> Health {
         capacity: hosts.iter().map(|host| host.capacity).reduce(f64::min).unwrap_or(1.0),
         processes: snapshot.processes.len(),
         hosts,
-        problems: snapshot.problems.iter().cloned().chain(silent).collect(),
+        problems,
+        left_out: snapshot.left_out.clone(),
     }
 }
 
@@ -163,7 +187,7 @@ fn judge(snapshot: &Snapshot, host: &str, nics: &[&NicStatus]) -> HostHealth {
         why.push(format!("the directory cannot be asked: {}", lost.what));
         worse(Verdict::Degraded);
     }
-    let failed = qps.failed.max(given_up(snapshot, host));
+    let failed = qps.failed.max(given_up(snapshot, host, &impaired));
     if failed > 0 {
         why.push(format!("{failed} queue pairs failed, and their programs know"));
         worse(Verdict::Failed);
@@ -184,11 +208,18 @@ fn judge(snapshot: &Snapshot, host: &str, nics: &[&NicStatus]) -> HostHealth {
     HostHealth { host: host.into(), verdict, nics, working, capacity, impaired, qps, why }
 }
 
-/// QPs of a host that failed for good, of processes that live: also those that are destroyed.
-fn given_up(snapshot: &Snapshot, host: &str) -> u64 {
+/// QPs of a host that failed for good: those of processes that live, also where they are destroyed,
+/// and those that failed since a NIC is as it is now. What became of a program that has ended is
+/// the scheduler's to judge once its NICs are well.
+fn given_up(snapshot: &Snapshot, host: &str, impaired: &[Impaired]) -> u64 {
     let lives = |pid: u32| snapshot.processes.iter().any(|process| process.pid == pid);
-    let of_it = |(pid, of, _): &&(u32, String, u32)| of == host && lives(*pid);
-    snapshot.totals.failed.keys().filter(of_it).count() as u64
+    let wall_us = |i: &Impaired| (i.since_unix_s * 1e6) as u64;
+    let begun = impaired.iter().filter(|i| i.since_unix_s > 0.0).map(wall_us).min();
+    let since = |failed: &Trouble| {
+        begun.is_some_and(|begun| failed.wall_us.saturating_add(SLACK_US) >= begun)
+    };
+    let failed = snapshot.totals.failed.iter().filter(|((_, of, _), _)| of == host);
+    failed.filter(|((pid, ..), failed)| lives(*pid) || since(failed)).count() as u64
 }
 
 /// What is wrong with a NIC, if something is.
@@ -258,7 +289,9 @@ pub fn in_words(health: &Health) -> String {
         ),
     };
     health.problems.iter().for_each(|problem| text += &format!("not known: {problem}\n"));
-    text
+    health.left_out.iter().for_each(|what| text += &format!("left out: {what}\n"));
+    // Names and reasons come from whoever may write to the folder.
+    text.chars().map(|c| if c.is_control() && c != '\n' { '?' } else { c }).collect()
 }
 
 #[cfg(test)]
@@ -335,6 +368,49 @@ mod tests {
         let of = health(&seen(nics, QpCounts::default()), None);
         assert_eq!((of.verdict, of.hosts[0].working), (Verdict::Degraded, 1));
         assert!(of.hosts[0].why[1].contains("drained by an operator"), "{:?}", of.hosts[0].why);
+    }
+
+    #[test]
+    fn what_was_not_seen_is_not_healthy() {
+        let silent =
+            Process { pid: 8, error: "does not answer: late".into(), ..Process::default() };
+        let with = |state: &str| {
+            let mut seen =
+                seen(vec![nic("a/0", state, &[]), nic("a/1", "active", &[])], QpCounts::default());
+            Arc::make_mut(&mut seen.processes).push(silent.clone());
+            health(&seen, None)
+        };
+        let of = with("active");
+        assert_eq!((of.verdict, of.exit_status), (Verdict::Unknown, 3));
+        assert!(in_words(&of).starts_with("unknown\n2 processes"), "{}", in_words(&of));
+        assert!(in_words(&of).contains("not known: pid 8 does not answer: late\n"));
+        assert_eq!(with("dead").verdict, Verdict::Degraded, "what is known to be wrong stays so");
+        let mut stray = seen(vec![nic("a/0", "active", &[])], QpCounts::default());
+        stray.left_out.push("x\x1b[2J is no NIC's page".into());
+        let of = health(&stray, None);
+        assert_eq!(of.verdict, Verdict::Healthy);
+        assert!(in_words(&of).ends_with("left out: x?[2J is no NIC's page\n"), "{}", in_words(&of));
+    }
+
+    /// A program that its NIC has ended counts until that NIC is well again.
+    #[test]
+    fn a_program_that_died_of_a_nic_is_a_failure_while_that_is_out() {
+        let fault = What::Fault { fault: "nic a/0 dead".into(), lasts_us: None, every_us: None };
+        let gave_up = |qp| What::GiveUp { host: "a".into(), qp, why: "a/0 has died".into() };
+        let mut totals = Totals::default();
+        for (at, what) in [(1_000_000, gave_up(1)), (2_000_000, fault), (2_000_100, gave_up(2))] {
+            totals.add(&Event { time_us: at, wall_us: at + 7_000_000, pid: 99, what });
+        }
+        let verdict = |nics| {
+            let mut snapshot = seen(nics, QpCounts::default());
+            snapshot.totals = Arc::new(totals.clone());
+            health(&snapshot, None)
+        };
+        let other = || nic("a/1", "active", &[]);
+        let out = verdict(vec![nic("a/0", "dead", &["nic a/0 dead"]), other()]);
+        assert_eq!(out.verdict, Verdict::Failed);
+        assert!(out.hosts[0].why.iter().any(|why| why.starts_with("1 queue pairs failed")));
+        assert_eq!(verdict(vec![nic("a/0", "active", &[]), other()]).verdict, Verdict::Healthy);
     }
 
     #[test]

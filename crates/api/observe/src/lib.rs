@@ -31,7 +31,7 @@ pub use metrics::{metrics, KINDS};
 pub use snapshot::{host_of, Observer, QpCounts, SeenQp, Snapshot, MAX_QPS};
 pub use status::{
     ask_processes, fabric, mark_drained, nic_statuses, nics, presence, status, whole_nic, Answers,
-    Process, ProcessQp, Status,
+    Nics, Process, ProcessQp, Status,
 };
 pub use totals::{kind_name, outage_us, SwitchKey, Times, Totals, Trouble, BOUNDS_US, OTHER};
 pub use unbroken_coll::Snapshot as Communicator;

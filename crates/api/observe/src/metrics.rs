@@ -425,6 +425,13 @@ mod tests {
         let page = metrics(&snapshot);
         let line = r#"{host="a",reason="its \"peer\"\nis\\gone"} 3"#;
         assert!(page.contains(line), "{page}");
+        let key = ("a\x1b[2J".to_owned(), "bell\x07, \u{9b}and\r\ttab".to_owned());
+        snapshot.unprotected = std::sync::Arc::new([(key, 1)].into());
+        let page = metrics(&snapshot);
+        let line =
+            "{host=\"a\u{fffd}[2J\",reason=\"bell\u{fffd}, \u{fffd}and\u{fffd}\u{fffd}tab\"} 1";
+        assert!(page.contains(line), "{page}");
+        assert!(page.chars().all(|c| c == '\n' || !c.is_control()));
         assert!(page.contains("# TYPE unbroken_events_total counter\nunbroken_events_total 0\n"));
     }
 }

@@ -11,8 +11,8 @@ use unbroken_events::{Event, EventTail, NicStatus, What};
 use unbroken_fabric::{now_us, Runtime};
 use unbroken_runtime::wall_us;
 
-use crate::error::{ObserveError, Result};
-use crate::status::{ask_processes, fabric, nics, Answers, Process, ProcessQp};
+use crate::error::Result;
+use crate::status::{ask_processes, fabric, nics, Answers, Nics, Process, ProcessQp};
 use crate::totals::Totals;
 
 /// QPs that a snapshot lists; all of them are counted.
@@ -96,6 +96,8 @@ pub struct Snapshot {
     pub edge: Arc<Option<unbroken_edge_daemon::status::Status>>,
     /// What could not be read.
     pub problems: Vec<String>,
+    /// What lies in the folder and is nothing of ours.
+    pub left_out: Vec<String>,
 }
 
 impl Snapshot {
@@ -178,8 +180,11 @@ impl Observer {
 
     /// Looks.
     pub fn look(&mut self) -> Result<Snapshot> {
-        let events =
-            self.tail.poll().map_err(|e| ObserveError::io(self.runtime.events().display(), e))?;
+        // A log that cannot be read hides nothing else.
+        let (events, unread) = match self.tail.poll() {
+            Ok(events) => (events, None),
+            Err(e) => (Vec::new(), Some(format!("{}: {e}", self.runtime.events().display()))),
+        };
         self.asked.is_stale |= events.iter().any(changes_qps);
         if !events.is_empty() {
             let totals = Arc::make_mut(&mut self.totals);
@@ -190,7 +195,10 @@ impl Observer {
             self.ask(now_us)?;
         }
         let fabric = fabric(&self.runtime)?;
-        let (nics, mut problems) = nics(&self.runtime, fabric.as_ref(), &self.asked.nics)?;
+        let Nics { nics, mut problems, left_out } =
+            nics(&self.runtime, fabric.as_ref(), &self.asked.nics)?;
+        problems.extend(unread);
+        problems.extend(self.tail.lost());
         problems.extend(self.look_slowly(now_us));
         Ok(Snapshot {
             time_us: now_us,
@@ -207,6 +215,7 @@ impl Observer {
             communicators: self.communicators.1.clone(),
             edge: self.edge.1.clone(),
             problems,
+            left_out,
         })
     }
 

@@ -16,6 +16,8 @@ use unbroken_runtime::Drains;
 
 use crate::error::{ObserveError, Result};
 
+/// Entries of the folder of NICs' pages that are none and are named.
+const MAX_STRAYS: usize = 16;
 /// A process that does not answer within this is shown as such.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -89,7 +91,9 @@ pub fn status(runtime: &Runtime) -> Result<Status> {
     let fabric = fabric(runtime)?;
     let answers = ask_processes(runtime, Duration::MAX)?;
     let mut status = Status { qps: answers.qps, processes: answers.processes, ..empty(runtime) };
-    (status.nics, status.problems) = nics(runtime, fabric.as_ref(), &answers.nics)?;
+    let seen = nics(runtime, fabric.as_ref(), &answers.nics)?;
+    status.nics = seen.nics;
+    status.problems = [seen.problems, seen.left_out].concat();
     Ok(status)
 }
 
@@ -103,16 +107,26 @@ pub fn fabric(runtime: &Runtime) -> Result<Option<Fabric>> {
     Ok(if runtime.fabric_toml().exists() { Some(Fabric::open(runtime)?) } else { None })
 }
 
+/// The NICs of a runtime folder.
+#[derive(Clone, Debug, Default)]
+pub struct Nics {
+    /// All of them.
+    pub nics: Vec<NicStatus>,
+    /// What of them could not be read, in words.
+    pub problems: Vec<String>,
+    /// What lies in their folder and is no NIC of anybody, in words.
+    pub left_out: Vec<String>,
+}
+
 /// All NICs with states, counters, faults and drains: those of the fabric, those that were opened,
-/// and devices of the machine as processes tell of them. Also what could not be read.
+/// and devices of the machine as processes tell of them.
 pub fn nics(
     runtime: &Runtime,
     fabric: Option<&Fabric>,
     of_processes: &[NicStatus],
-) -> Result<(Vec<NicStatus>, Vec<String>)> {
-    let mut nics = nic_statuses(runtime, fabric)?;
+) -> Result<Nics> {
+    let Nics { mut nics, mut problems, left_out } = nic_statuses(runtime, fabric)?;
     add_nics(&mut nics, of_processes);
-    let mut problems = Vec::new();
     // A table that cannot be trusted hides nothing else.
     let of_devices = DeviceFaults::of(runtime).holding().unwrap_or_else(|e| {
         problems.push(e.to_string());
@@ -123,7 +137,7 @@ pub fn nics(
         of_it.for_each(|nic| nic.faults.push(fault.to_string()));
     }
     mark_drained(runtime, &mut nics)?;
-    Ok((nics, problems))
+    Ok(Nics { nics, problems, left_out })
 }
 
 /// Asks all processes for their logical QPs, each for a second at most, and all together no longer
@@ -189,10 +203,13 @@ fn join_ends(qps: &mut [ProcessQp]) {
 }
 
 /// All NICs of the fabric, then others that were opened.
-pub fn nic_statuses(runtime: &Runtime, fabric: Option<&Fabric>) -> Result<Vec<NicStatus>> {
-    let mut statuses = Vec::new();
+pub fn nic_statuses(runtime: &Runtime, fabric: Option<&Fabric>) -> Result<Nics> {
+    let (mut statuses, mut problems) = (Vec::new(), Vec::new());
     let presence = presence(runtime)?;
     let opened = NicPage::addresses(runtime)?;
+    let folder = runtime.nic_pages();
+    let stray = |name: String| format!("{} is no NIC's page", folder.join(name).display());
+    let mut strays: Vec<String> = NicPage::strays(runtime)?.into_iter().map(stray).collect();
     for nic in fabric.iter().flat_map(|fabric| fabric.nics().map(move |nic| (fabric, nic))) {
         let (fabric, nic) = nic;
         let kind = fabric.nic_kind(&nic.host, nic.index);
@@ -207,7 +224,9 @@ pub fn nic_statuses(runtime: &Runtime, fabric: Option<&Fabric>) -> Result<Vec<Ni
             // Port 1 has the name of its NIC.
             let name = if port == 1 { nic.clone() } else { nic.at_port(port) };
             let words = [name.to_string(), device_kind_name(kind.device).into(), text.into()];
-            let mut status = nic_status(runtime, &presence, words, addr, opened.contains(&addr))?;
+            let (mut status, problem) =
+                nic_status(runtime, &presence, words, addr, opened.contains(&addr));
+            problems.extend(problem);
             status.faults = faults.iter().map(ToString::to_string).collect();
             statuses.push(status);
         }
@@ -215,9 +234,21 @@ pub fn nic_statuses(runtime: &Runtime, fabric: Option<&Fabric>) -> Result<Vec<Ni
     let known: Vec<String> = statuses.iter().map(|s| s.addr.clone()).collect();
     for addr in opened.iter().filter(|a| !known.contains(&a.to_string())) {
         let words = [addr.to_string(), "unknown".into(), "unknown".into()];
-        statuses.push(nic_status(runtime, &presence, words, *addr, true)?);
+        match nic_status(runtime, &presence, words, *addr, true) {
+            (status, None) => statuses.push(status),
+            // Nothing else says that it was ever a NIC's.
+            (_, Some(problem)) => strays.push(problem),
+        }
     }
-    Ok(statuses)
+    Ok(Nics { nics: statuses, problems, left_out: named(strays) })
+}
+
+/// The first of many, and how many more there are: anything may lie in a folder.
+fn named(mut strays: Vec<String>) -> Vec<String> {
+    let more = strays.len().saturating_sub(MAX_STRAYS);
+    strays.truncate(MAX_STRAYS);
+    strays.extend((more > 0).then(|| format!("{more} more that are no NICs' pages")));
+    strays
 }
 
 /// Adds what a process tells of the machine's devices. Each process that has one open tells the
@@ -266,19 +297,23 @@ pub fn whole_nic(name: &str) -> String {
     name.parse::<NicName>().map_or_else(|_| name.into(), |nic| nic.at_port(0).to_string())
 }
 
+/// A NIC, and why its page cannot be read, if it cannot: then nobody is known to use it.
 fn nic_status(
     runtime: &Runtime,
     presence: &Presence,
     [nic, device, state]: [String; 3],
     addr: IpAddr,
     opened: bool,
-) -> Result<NicStatus> {
-    let (mut pids, mut counters) = (Vec::new(), Default::default());
-    if opened {
-        let page = NicPage::open(runtime, addr)?;
-        pids = page.users(presence).into_iter().map(|user| user.pid).collect();
-        counters = page.counters();
+) -> (NicStatus, Option<String>) {
+    let (mut pids, mut counters, mut problem) = (Vec::new(), Default::default(), None);
+    match opened.then(|| NicPage::open(runtime, addr)) {
+        Some(Ok(page)) => {
+            pids = page.users(presence).into_iter().map(|user| user.pid).collect();
+            counters = page.counters();
+        }
+        Some(Err(e)) => problem = Some(e.to_string()),
+        None => {}
     }
     let (addr, faults) = (addr.to_string(), Vec::new());
-    Ok(NicStatus { nic, addr, device, state, faults, pids, counters })
+    (NicStatus { nic, addr, device, state, faults, pids, counters }, problem)
 }

@@ -3,8 +3,7 @@
 use std::ffi::{c_char, c_int};
 use std::io::Write;
 use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::sync::OnceLock;
-use unbroken_environment as environment;
+use unbroken_log::{tell, Level, Part};
 use unbroken_verbs::{Error, Result};
 
 /// Sets errno.
@@ -55,8 +54,8 @@ pub fn pointer<T>(verb: &str, f: impl FnOnce() -> Result<*mut T>) -> *mut T {
 /// gets only a number.
 #[cold]
 pub fn failed(verb: &str, e: &Error) -> c_int {
-    if !matches!(e.errno(), libc::EAGAIN | libc::EINTR) && wants_reasons() {
-        say(format_args!("{verb}: {e}"));
+    if !matches!(e.errno(), libc::EAGAIN | libc::EINTR) {
+        tell(Part::Verbs, Level::Warn, format_args!("{verb}: {e}"));
     }
     set_errno(e.errno());
     e.errno()
@@ -66,11 +65,6 @@ pub fn failed(verb: &str, e: &Error) -> c_int {
 #[cold]
 pub fn say(what: std::fmt::Arguments<'_>) {
     let _ = writeln!(std::io::stderr(), "unbroken: {what}");
-}
-
-fn wants_reasons() -> bool {
-    static WANTS: OnceLock<bool> = OnceLock::new();
-    *WANTS.get_or_init(|| environment::flag(environment::LOG))
 }
 
 /// Keeps the call before it from being the caller's last jump: whoever is called then sees that it

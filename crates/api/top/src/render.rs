@@ -131,7 +131,7 @@ fn framed(title: &str, area: Rect, buf: &mut Buffer) -> Rect {
 fn draw_head(health: &Health, snapshot: &Snapshot, theme: &Theme, area: Rect, buf: &mut Buffer) {
     let style = match health.verdict {
         Verdict::Healthy => theme.good(),
-        Verdict::Degraded => theme.warning(),
+        Verdict::Degraded | Verdict::Unknown => theme.warning(),
         Verdict::Failed => theme.bad(),
     };
     let mut words = vec![

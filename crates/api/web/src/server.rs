@@ -4,24 +4,26 @@
 //! else a page elsewhere could read from here by a name of its own that leads here (DNS rebinding).
 //! Where a token is asked for, it comes in a header, which no page elsewhere can send.
 
+use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::header::{AUTHORIZATION, HOST, ORIGIN};
 use axum::http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
-use axum::Router;
+use axum::{middleware, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::error::{Result, WebError};
 
-/// Connections at a time; others wait for one to end.
+/// Connections at a time; for one more, the oldest that is silent is closed.
 const MAX_CONNECTIONS: usize = 64;
 /// A client has so long to send the head of a request, also the next one on a connection.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
@@ -146,31 +148,97 @@ pub(crate) fn serve(
 }
 
 async fn accept(listener: TcpListener, app: Router) {
-    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let mut open = Connections::default();
     loop {
-        // The semaphore is never closed.
-        let Ok(place) = room.clone().acquire_owned().await else { return };
         let Ok((stream, _)) = listener.accept().await else {
             tokio::time::sleep(REST).await;
             continue;
         };
-        let service = TowerToHyperService::new(app.clone());
-        tokio::spawn(async move {
+        open.make_room();
+        let served = Arc::new(AtomicBool::new(false));
+        let asked = served.clone();
+        let app = app.clone().layer(middleware::from_fn(move |request, next: middleware::Next| {
+            asked.store(true, Relaxed);
+            next.run(request)
+        }));
+        let task = tokio::spawn(async move {
             let connection = http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEAD_TIMEOUT)
                 .max_buf_size(HEAD_BYTES)
-                .serve_connection(TokioIo::new(stream), service);
+                .serve_connection(TokioIo::new(stream), TowerToHyperService::new(app));
             // A client that went away is its own affair.
             let _ = timeout(CONNECTION_TIMEOUT, connection).await;
-            drop(place);
         });
+        open.0.push_back(Open { task, served });
+    }
+}
+
+/// A connection.
+struct Open {
+    task: JoinHandle<()>,
+    /// It has asked for something.
+    served: Arc<AtomicBool>,
+}
+
+/// The connections, the oldest first.
+#[derive(Default)]
+struct Connections(VecDeque<Open>);
+
+impl Connections {
+    /// Makes room for one more: the oldest that has not asked for anything is closed, or the
+    /// oldest of all. So clients that are slow keep nobody waiting.
+    fn make_room(&mut self) {
+        self.0.retain(|open| !open.task.is_finished());
+        if self.0.len() < MAX_CONNECTIONS {
+            return;
+        }
+        let silent = self.0.iter().position(|open| !open.served.load(Relaxed)).unwrap_or(0);
+        if let Some(closed) = self.0.remove(silent) {
+            closed.task.abort();
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+
+    /// Whoever holds connections and says nothing, or one byte after the other, keeps nobody from
+    /// being answered, and loses them.
+    #[test]
+    fn clients_that_say_nothing_keep_nobody_waiting() {
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let app = |_| Router::new().route("/", axum::routing::get(|| async { "here" }));
+            serve("127.0.0.1:0".parse().unwrap(), app, |at| tell.send(at).unwrap()).unwrap();
+        });
+        let address = told.recv().unwrap();
+        let connect = || {
+            let stream = TcpStream::connect(address).unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            stream
+        };
+        let began = std::time::Instant::now();
+        let mut silent: Vec<TcpStream> = (0..2 * MAX_CONNECTIONS).map(|_| connect()).collect();
+        for client in &mut silent[..] {
+            // It may be closed already.
+            let _ = client.write_all(b"G");
+        }
+        for _ in 0..2 * MAX_CONNECTIONS {
+            let mut client = connect();
+            client.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+            let mut answer = String::new();
+            client.read_to_string(&mut answer).unwrap();
+            assert!(answer.ends_with("here"), "{answer}");
+        }
+        assert!(began.elapsed() < HEAD_TIMEOUT / 2, "{:?}", began.elapsed());
+        let mut first = silent.swap_remove(0);
+        assert!(matches!(first.read(&mut [0]), Ok(0) | Err(_)), "the oldest was closed");
+        assert!(began.elapsed() < HEAD_TIMEOUT / 2, "{:?}", began.elapsed());
+    }
 
     fn headers(of: &[(&'static str, &str)]) -> HeaderMap {
         of.iter()

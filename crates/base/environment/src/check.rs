@@ -41,10 +41,12 @@ fn sentence(name: &str, value: &OsString) -> Option<String> {
         return (!any).then(|| format!("{name} is not UTF-8; {}", variable.values.right()));
     };
     let fits = text.trim().is_empty() || variable.values.allow(text);
-    (!fits).then(|| format!("{name}={}: right is {}", cut(text), variable.values.right()))
+    let what = || variable.values.mistake(text).map_or(String::new(), |what| what + "; ");
+    (!fits).then(|| format!("{name}={}: {}right is {}", cut(text), what(), variable.values.right()))
 }
 
-fn cut(text: &str) -> String {
+/// Text that anybody may have set, for one line of a terminal.
+pub(crate) fn cut(text: &str) -> String {
     let shown: String =
         text.chars().take(MOST_SHOWN).map(|c| if c.is_control() { '?' } else { c }).collect();
     if text.chars().count() > MOST_SHOWN {
@@ -94,11 +96,15 @@ mod tests {
                 ("UNBROKEN_FAILOVER", "nope"),
                 ("UNBROKEN_COLOUR_OF_THE_LOG", "1"),
                 ("UNBROKEN_TIMEOUT", "32"),
+                ("UNBROKEN_LOG", "nic=debug,failver=info"),
             ]),
             [
                 "UNBROKEN_COLOUR_OF_THE_LOG is no variable of Unbroken; the variables are in \
                  docs/reference/environment.md",
                 "UNBROKEN_FAILOVER=nope: right is 1/0, yes/no, on/off, true/false",
+                "UNBROKEN_LOG=nic=debug,failver=info: 'failver' is no part and no level; parts are \
+                 failover, nic, directory, collective, sdr, edge, verbs; right is 1/0, yes/no, \
+                 on/off, true/false, a level (info), or parts with levels (failover=info,nic=debug)",
                 "UNBROKEN_NIC is no variable of Unbroken; UNBROKEN_NICS is right",
                 "UNBROKEN_TIMEOUT=32: right is a number from 0 to 31",
             ]
@@ -112,6 +118,7 @@ mod tests {
             ("UNBROKEN_FAILBACK", "No"),
             ("UNBROKEN_APM", "spread"),
             ("UNBROKEN_LOG", ""),
+            ("UNBROKEN_LOG", "failover=info"),
             ("UNBROKEN_NICS", "10.0.0.1,10.0.1.1"),
             ("UNBROKEN_MAP", "0:1,2 1:3"),
             ("HOME", "/root"),

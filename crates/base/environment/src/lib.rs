@@ -8,10 +8,12 @@
 #![forbid(unsafe_code)]
 
 mod check;
+mod log_filter;
 mod table;
 mod values;
 
 pub use check::{wrong, wrong_in, PREFIX};
+pub use log_filter::{log_filter, parse_log_filter, LogFilter, LOG_PARTS};
 pub use table::{
     variable, Part, Variable, APM, BACKUPS, COLL_ADDRESS, COLL_ANY_ORDER, COLL_CROSS_NUMA_RATE,
     COLL_LOGICAL, COLL_MEMORY_RATE, COLL_SHAPE, DEVICE, DEVICES, DEVICE_FAULTS, DEVICE_FLUSH,

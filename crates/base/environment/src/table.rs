@@ -58,7 +58,7 @@ pub const APM: &str = "UNBROKEN_APM";
 pub const TIMEOUT: &str = "UNBROKEN_TIMEOUT";
 /// Events that a switch handles.
 pub const SHOW_EVENTS: &str = "UNBROKEN_SHOW_EVENTS";
-/// Reasons on stderr.
+/// What is told on stderr.
 pub const LOG: &str = "UNBROKEN_LOG";
 /// Where other ranks reach this process.
 pub const COLL_ADDRESS: &str = "UNBROKEN_COLL_ADDRESS";
@@ -95,7 +95,7 @@ pub fn variable(name: &str) -> Option<&'static Variable> {
 }
 
 use Part::{Collectives, Others, Programs};
-use Values::{Address, Addresses, Flag, FlagOr, Map, Number, Text, Words};
+use Values::{Address, Addresses, Flag, FlagOr, LogFilter, Map, Number, Text, Words};
 
 /// A `u32` as the largest number.
 const U32: u64 = u32::MAX as u64;
@@ -191,7 +191,13 @@ pub const VARIABLES: &[Variable] = &[
         "0",
         "on: the program also sees the asynchronous events that a switch handles",
     ),
-    of(LOG, Programs, Flag, "0", "on: the reason of every error number goes to stderr"),
+    of(
+        LOG,
+        Programs,
+        LogFilter,
+        "0",
+        "what is told on stderr; on: what is wrong, and the reason of every error number",
+    ),
     of(
         COLL_ADDRESS,
         Collectives,

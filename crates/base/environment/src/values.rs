@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 
+use crate::log_filter::parse_log_filter;
+
 /// The words for on and off, in pairs.
 pub const FLAG_WORDS: [(&str, &str); 4] =
     [("1", "0"), ("yes", "no"), ("on", "off"), ("true", "false")];
@@ -33,6 +35,8 @@ pub enum Values {
     Addresses,
     /// Where queue pairs go: `0:1,2 1:3-2`.
     Map,
+    /// On or off, a level, or parts with levels.
+    LogFilter,
     /// What whoever uses it checks; this says what it is.
     Text(&'static str),
 }
@@ -54,7 +58,16 @@ impl Values {
                     .split_once(':')
                     .is_some_and(|(nic, to)| is_number(nic) && to.split([',', '-']).all(is_number))
             }),
+            Values::LogFilter => parse_log_filter(text).is_ok(),
             Values::Text(_) => true,
+        }
+    }
+
+    /// Which word of it is wrong, where that is known.
+    pub fn mistake(self, text: &str) -> Option<String> {
+        match self {
+            Values::LogFilter => parse_log_filter(text).err(),
+            _ => None,
         }
     }
 
@@ -73,6 +86,10 @@ impl Values {
             Values::Address => "an IP address".into(),
             Values::Addresses => "IP addresses, with commas".into(),
             Values::Map => "NICs as 0:1,2 1:3-2".into(),
+            Values::LogFilter => format!(
+                "{}, a level (info), or parts with levels (failover=info,nic=debug)",
+                flags()
+            ),
             Values::Text(what) => what.into(),
         }
     }
@@ -103,6 +120,7 @@ mod tests {
             (Values::Address, "fd00::2", "host7"),
             (Values::Addresses, "10.0.0.1, fd00::2", "10.0.0.1,eth0"),
             (Values::Map, "0:1,2  1:3-2", "0=1"),
+            (Values::LogFilter, "failover=info", "failover=loud"),
         ];
         for (values, right, wrong) in many {
             assert!(values.allow(right) && !values.allow(wrong), "{values:?}");

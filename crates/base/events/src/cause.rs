@@ -7,7 +7,7 @@
 //! planned switch answers none: nothing had failed, and what was wrong on its path before was not
 //! what it detected.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use crate::event::{Event, Switch, SwitchKind, What};
 
@@ -17,6 +17,7 @@ const REMEMBERED: usize = 1024;
 const AFTERMATH_US: u64 = 10_000_000;
 
 struct Seen {
+    number: u64,
     fault: String,
     from_us: u64,
     until_us: Option<u64>,
@@ -51,15 +52,21 @@ pub fn fill_detect_us(events: &mut [Event]) {
     events.iter_mut().for_each(|event| causes.review(event));
 }
 
-/// Whether a fault, in its words, lies on a path or strikes a NIC.
-pub fn fault_touches(fault: &str, path: &str) -> bool {
-    touches(fault, path)
+/// The place of a fault (`nic a/0 dead`, `loss cable a/0 1%`, `flap rail0 …`): its second word, or
+/// the third behind the word `cable`. It is a NIC, which it strikes, or `rail0`: all NICs of that
+/// index.
+pub fn fault_place(fault: &str) -> Option<&str> {
+    fault.split_whitespace().skip(1).find(|word| *word != "cable")
 }
 
 /// Takes the events in the order of the log and fills in `detect_us`.
 #[derive(Default)]
 pub(crate) struct Causes {
-    faults: VecDeque<Seen>,
+    /// By their places, the oldest first.
+    faults: HashMap<String, VecDeque<Seen>>,
+    /// All of them in their order, with their places; those that never were, too.
+    order: VecDeque<(u64, String)>,
+    next: u64,
 }
 
 impl Causes {
@@ -67,33 +74,57 @@ impl Causes {
         let time_us = event.time_us;
         match &mut event.what {
             What::Fault { fault, every_us, lasts_us } => {
-                if self.faults.len() == REMEMBERED {
-                    self.faults.pop_front();
-                }
-                let (every_us, lasts_us) = (every_us.unwrap_or(0), *lasts_us);
-                let fault = fault.clone();
-                self.faults.push_back(Seen {
-                    fault,
+                let seen = Seen {
+                    number: self.next,
+                    fault: fault.clone(),
                     from_us: time_us,
                     until_us: None,
-                    every_us,
-                    lasts_us,
-                });
+                    every_us: every_us.unwrap_or(0),
+                    lasts_us: *lasts_us,
+                };
+                self.remember(seen);
             }
             What::FaultClear { fault } => {
+                let Some(place) = fault_place(fault) else { return };
+                let Some(faults) = self.faults.get_mut(place) else { return };
                 let open = |s: &&mut Seen| {
                     s.fault == *fault && s.until_us.is_none_or(|until_us| until_us > time_us)
                 };
-                for seen in self.faults.iter_mut().filter(open) {
+                for seen in faults.iter_mut().filter(open) {
                     seen.until_us = Some(time_us);
                 }
                 // Cleared before it fell due: it never was.
-                self.faults.retain(|s| s.until_us.is_none_or(|until_us| until_us >= s.from_us));
+                faults.retain(|s| s.until_us.is_none_or(|until_us| until_us >= s.from_us));
+                if faults.is_empty() {
+                    self.faults.remove(place);
+                }
             }
             What::Switch(switch) if switch.detect_us.is_none() => {
                 switch.detect_us = self.detect_us(switch)
             }
             _ => {}
+        }
+    }
+
+    fn remember(&mut self, seen: Seen) {
+        let Some(place) = fault_place(&seen.fault).map(str::to_owned) else { return };
+        if self.order.len() == REMEMBERED {
+            self.forget_oldest();
+        }
+        self.next += 1;
+        self.order.push_back((seen.number, place.clone()));
+        self.faults.entry(place).or_default().push_back(seen);
+    }
+
+    fn forget_oldest(&mut self) {
+        let Some((number, place)) = self.order.pop_front() else { return };
+        let Some(faults) = self.faults.get_mut(&place) else { return };
+        // One that never was is gone already.
+        if faults.front().is_some_and(|first| first.number == number) {
+            faults.pop_front();
+        }
+        if faults.is_empty() {
+            self.faults.remove(&place);
         }
     }
 
@@ -117,27 +148,18 @@ impl Causes {
     /// When a QP that came onto the path `from` at `on_path_us` met the fault that was noticed at
     /// `at_us`.
     fn cause(&self, at_us: u64, from: &str, on_path_us: u64) -> Option<u64> {
-        self.faults
-            .iter()
-            .filter(|s| touches(&s.fault, from))
+        let rails = from.split('-').filter_map(|nic| nic.rsplit_once('/'));
+        let rails: Vec<String> = rails.map(|(_, index)| format!("rail{index}")).collect();
+        let places = from.split('-').chain(rails.iter().map(String::as_str));
+        places
+            .filter_map(|place| self.faults.get(place))
+            .flatten()
             .filter(|s| {
                 s.until_us.is_none_or(|until_us| until_us.saturating_add(AFTERMATH_US) >= at_us)
             })
             .filter_map(|s| s.met_us(at_us, on_path_us))
             .max()
     }
-}
-
-/// Whether a fault (`nic a/0 dead`, `loss cable a/0 1%`, `flap rail0 …`) lies on a path
-/// (`a/0-b/0`). Its place is the second word, or the third behind the word `cable`.
-fn touches(fault: &str, path: &str) -> bool {
-    let Some(place) = fault.split_whitespace().skip(1).find(|word| *word != "cable") else {
-        return false;
-    };
-    path.split('-').any(|nic| match place.strip_prefix("rail") {
-        Some(rail) => nic.rsplit_once('/').is_some_and(|(_, index)| index == rail),
-        None => nic == place,
-    })
 }
 
 #[cfg(test)]
@@ -267,6 +289,18 @@ mod tests {
         let log = [fault("switch rail0 down", 100)];
         assert_eq!(detect_us(&log, "a/0-b/0", 200), Some(100));
         assert_eq!(detect_us(&log, "a/10-b/10", 200), None);
+    }
+
+    #[test]
+    fn no_more_faults_are_remembered_than_that() {
+        let mut causes = Causes::default();
+        for n in 0..3 * REMEMBERED as u64 {
+            causes.apply(&mut fault(&format!("nic a/{} dead", n % 1_500), n));
+            causes.apply(&mut clear("nic a/7 dead", 0)); // of a/7, those before never were
+        }
+        assert_eq!(causes.order.len(), REMEMBERED);
+        assert!(causes.faults.values().map(VecDeque::len).sum::<usize>() <= REMEMBERED);
+        assert!(causes.faults.len() <= REMEMBERED && causes.faults.values().all(|f| !f.is_empty()));
     }
 
     #[test]

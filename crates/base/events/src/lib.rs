@@ -18,7 +18,7 @@ mod sdr;
 mod server;
 mod status;
 
-pub use cause::{fault_touches, fill_detect_us};
+pub use cause::{fault_place, fill_detect_us};
 pub use event::{Event, Switch, SwitchKind, What};
 pub use log::{read_events, EventLog, EventTail, LOG_LIMIT_BYTES};
 pub use sdr::{sdr_status, set_sdr_source, SdrStatus};

@@ -110,13 +110,32 @@ pub struct EventTail {
     /// The last line, as far as it is there.
     partial: Vec<u8>,
     causes: Causes,
+    /// Lines that were no events.
+    skipped: u64,
+    /// Why the old part cannot be read, if it cannot.
+    old_is_lost: Option<String>,
 }
 
 impl EventTail {
     /// Starts at the beginning of the log (the old part first).
     pub fn open(runtime: &Runtime) -> EventTail {
-        let file = open(&runtime.old_events()).ok();
-        EventTail { runtime: runtime.clone(), file, partial: Vec::new(), causes: Causes::default() }
+        let (mut file, mut old_is_lost) = (None, None);
+        match open(&runtime.old_events()) {
+            Ok(old) => file = Some(old),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => old_is_lost = Some(format!("{}: {e}", runtime.old_events().display())),
+        }
+        let (partial, causes, skipped) = Default::default();
+        EventTail { runtime: runtime.clone(), file, partial, causes, skipped, old_is_lost }
+    }
+
+    /// What of the log could not be read, in words; whatever it told is not known.
+    pub fn lost(&self) -> Vec<String> {
+        let skipped = (self.skipped > 0).then(|| {
+            let log = self.runtime.events();
+            format!("{}: {} lines are no events that are known here", log.display(), self.skipped)
+        });
+        self.old_is_lost.iter().cloned().chain(skipped).collect()
     }
 
     /// The events that came since the last call, in the order of the log, `detect_us` filled in.
@@ -140,9 +159,12 @@ impl EventTail {
         file.take(2 * LOG_LIMIT_BYTES).read_to_end(&mut bytes)?;
         let whole = bytes.iter().rposition(|b| *b == b'\n').map_or(0, |end| end + 1);
         for line in bytes[..whole].split(|b| *b == b'\n').filter(|line| !line.is_empty()) {
-            if let Ok(mut event) = serde_json::from_slice::<Event>(line) {
-                self.causes.apply(&mut event);
-                events.push(event);
+            match serde_json::from_slice::<Event>(line) {
+                Ok(mut event) => {
+                    self.causes.apply(&mut event);
+                    events.push(event);
+                }
+                Err(_) => self.skipped += 1,
             }
         }
         self.partial = bytes.split_off(whole);
@@ -264,6 +286,9 @@ mod tests {
         log.emit(&nic(1)).unwrap();
         log.append().unwrap().write_all(b"{\"event\":\"port-do").unwrap();
         assert_eq!(read_events(&runtime).unwrap().len(), 2);
+        let mut tail = EventTail::open(&runtime);
+        assert_eq!((tail.poll().unwrap().len(), tail.lost().len()), (2, 1));
+        assert!(tail.lost()[0].contains("2 lines are no events"), "{:?}", tail.lost());
     }
 
     #[test]
@@ -297,6 +322,9 @@ mod tests {
             .to_string()
             .contains("not a regular file"));
         assert!(read_events(&runtime).unwrap_err().to_string().contains("not a regular file"));
+        let lost = EventTail::open(&runtime).lost();
+        let told = lost[0].contains("events.1.jsonl") && lost[0].contains("not a regular file");
+        assert!(told && lost.len() == 1, "{lost:?}");
     }
 
     #[test]

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use unbroken_collective_protocol::frame::{CROSS, OUT_OF_BAND};
 use unbroken_collective_protocol::picture::Picture;
 use unbroken_collective_protocol::{Failure, Note, Rank};
+use unbroken_log::{tell, Level, Part};
 use unbroken_runtime::{bind_in, connect_in};
 use unbroken_schedule::Form;
 
@@ -230,7 +231,14 @@ impl Board {
 
     /// The communicator is broken.
     pub(crate) fn broken(&self, failure: &Failure) {
-        self.lock().broken.get_or_insert_with(|| failure.to_string());
+        let mut shown = self.lock();
+        if shown.broken.is_some() {
+            return;
+        }
+        shown.broken = Some(failure.to_string());
+        let rank = shown.rank;
+        drop(shown);
+        tell(Part::Collective, Level::Error, format_args!("rank {rank} is broken: {failure}"));
     }
 
     /// Takes down what an engine notes; of all ranks, or of two.
@@ -286,7 +294,10 @@ impl Board {
         if shown.happened.len() == EVENTS {
             shown.happened.pop_front();
         }
+        let (rank, told) = (shown.rank, what.clone());
         shown.happened.push_back(Happening { after_s: self.began.elapsed().as_secs_f64(), what });
+        drop(shown);
+        tell(Part::Collective, Level::Info, format_args!("rank {rank}: {told}"));
     }
 }
 

@@ -8,6 +8,7 @@ use std::io::Write as _;
 use rustix::fs::OFlags;
 use rustix::time::{clock_gettime, ClockId};
 use serde_json::{json, Value};
+use unbroken_log::{tell, Level, Part};
 
 use crate::folder::Folder;
 
@@ -52,12 +53,23 @@ impl Events {
             self.errors.pop_front();
         }
         self.errors.push_back((what.clone(), now_us));
-        self.write("error", json!({ "what": what }));
+        tell(Part::Edge, Level::Warn, format_args!("{what}"));
+        self.put("error", json!({ "what": what }));
     }
 
-    /// Writes one down, by one call, so that no reader finds a part of a line but where a page of
-    /// the file ends. A full disk must not stop the daemon.
-    pub fn write(&mut self, event: &str, mut what: Value) {
+    /// Writes one down, and tells it where `UNBROKEN_LOG` asks for that.
+    pub fn write(&mut self, event: &str, what: Value) {
+        let is_empty = what.as_object().is_some_and(serde_json::Map::is_empty);
+        match is_empty {
+            true => tell(Part::Edge, Level::Info, format_args!("{event}")),
+            false => tell(Part::Edge, Level::Info, format_args!("{event} {what}")),
+        }
+        self.put(event, what);
+    }
+
+    /// By one call, so that no reader finds a part of a line but where a page of the file ends. A
+    /// full disk must not stop the daemon.
+    fn put(&mut self, event: &str, mut what: Value) {
         what["time_us"] = json!(now_us());
         what["event"] = json!(event);
         let _ = self.file.write_all(format!("{what}\n").as_bytes());
@@ -100,6 +112,36 @@ mod tests {
             }
             assert!(found > 0);
         });
+    }
+
+    /// Each event and each error is a line of the log, once.
+    #[test]
+    fn what_is_written_is_told() {
+        use std::sync::Mutex;
+        static SEEN: Mutex<Vec<String>> = Mutex::new(Vec::new());
+        struct Logger;
+        impl log::Log for Logger {
+            fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+                true
+            }
+            fn log(&self, record: &log::Record<'_>) {
+                let words = format!("{} {} {}", record.level(), record.target(), record.args());
+                SEEN.lock().unwrap().push(words);
+            }
+            fn flush(&self) {}
+        }
+        log::set_logger(&Logger).unwrap();
+        log::set_max_level(log::LevelFilter::Info);
+        let folder = tempfile::tempdir().unwrap();
+        let mut events = Events::open(Folder::open(folder.path()).unwrap()).unwrap();
+        events.write("failover", json!({"peer": "10.9.9.9", "routes": 4}));
+        events.error(&"it told this");
+        events.error(&"it told this");
+        // Other tests write at the same time.
+        let seen = SEEN.lock().unwrap();
+        let told = |words: &str| seen.iter().filter(|line| line.as_str() == words).count();
+        assert_eq!(told(r#"INFO unbroken::edge failover {"peer":"10.9.9.9","routes":4}"#), 1);
+        assert_eq!(told("WARN unbroken::edge it told this"), 1);
     }
 
     #[test]

@@ -45,7 +45,9 @@ impl Aliases {
                     .map(|MovedQp { known, now, shown }| Alias { known, now, shown })
                     .collect(),
             ),
-            Err(e) => events.complain("where UD queue pairs have moved cannot be read", &e),
+            Err(e) => {
+                events.complain_of_directory("where UD queue pairs have moved cannot be read", &e)
+            }
         }
     }
 }

@@ -11,6 +11,7 @@ use crate::worker;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use unbroken_process::ProcessGuard;
+use unbroken_runtime::now_us;
 use unbroken_types::{Access, Gid, PathAttr, PdHandle};
 use unbroken_verbs::{
     Capabilities, CompChannel, Cq, Device, DeviceAttr, Error, IndirectEntry, MemoryDomain,
@@ -59,6 +60,11 @@ impl System {
             if let Some(mut g) = qp.try_gate() {
                 link::report(&qp, &mut g);
                 qp.seek_no_more(&mut g);
+                // The worker may not have come to it: the program ends since its NIC has died.
+                if self.core.jobs.is_dead(g.nic) {
+                    let lost = qp.ends_with_nic(&mut g);
+                    lost.into_iter().for_each(|what| self.core.events.defer(what, now_us()));
+                }
             }
         }
         self.core.events.write_deferred();

@@ -105,7 +105,7 @@ impl<Q> Core<Q> {
         Ok(Arc::new(Core {
             process: ProcessGuard::now(),
             incarnation: u64::from_ne_bytes(seed) | 1,
-            events: Events::new(&runtime, settings.complains)?,
+            events: Events::new(&runtime)?,
             control: Control::new(directory.clone(), &own_key),
             settings,
             runtime,
@@ -134,7 +134,8 @@ impl<Q> Core<Q> {
     pub(crate) fn publish_process(&self) {
         let Some(directory) = &self.directory else { return };
         if let Err(e) = directory.publish_process(self.incarnation, &self.nics.record()) {
-            self.events.complain("the directory does not take this process's addresses", &e);
+            self.events
+                .complain_of_directory("the directory does not take this process's addresses", &e);
         }
     }
 

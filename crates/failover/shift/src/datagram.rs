@@ -20,6 +20,7 @@ mod tests;
 pub(crate) use state::Datagram;
 
 use crate::nics::NicTable;
+use crate::probes;
 use crate::qp::{merge, Gate, Qp};
 use crate::worker_queue::Job;
 use state::Parked;
@@ -137,7 +138,7 @@ fn open(qp: &Qp, g: &mut Gate, nic: usize) -> Result<()> {
     }
     let (old, now) = ((g.nic, g.phys.qpn()), now_us());
     d.moves += 1;
-    core.events.emit(What::Switch(Switch {
+    let switch = Switch {
         kind: SwitchKind::Passive,
         host: core.nics.host(),
         qp: qp.qpn(),
@@ -150,7 +151,9 @@ fn open(qp: &Qp, g: &mut Gate, nic: usize) -> Result<()> {
         detect_us: None,
         switch_us: now.saturating_sub(*since_us),
         replayed: 0,
-    }));
+    };
+    probes::switch(old.0 as u8, nic as u8, &switch);
+    core.events.emit(What::Switch(switch));
     d.parked = None;
     g.phys.destroy();
     core.qps.rename_physical(qp.id(), old, (nic, fresh.qpn()));

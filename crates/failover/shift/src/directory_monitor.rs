@@ -6,6 +6,7 @@
 //! it is back.
 
 use crate::lock::lock;
+use crate::log_lines::tell_event;
 use crate::worker_queue::{Job, WorkerQueue};
 use std::io::Write;
 use std::path::PathBuf;
@@ -59,6 +60,11 @@ fn warn(error: DirectoryError) {
     );
 }
 
+fn record(log: &EventLog, what: What) {
+    // The log is a report.
+    let _ = log.emit(&Event::now(what));
+}
+
 fn connect(
     settings: &Settings,
     runtime: &Runtime,
@@ -78,7 +84,8 @@ fn connect(
             News::Entered => return queue.put(Job::TellMoved),
             News::Unreachable(why) => {
                 warn(DirectoryError::Unreachable { url: url.clone(), why: why.clone() });
-                What::DirectoryLost { host: host.clone(), why }
+                // Of which `warn` has told everybody.
+                return record(&log, What::DirectoryLost { host: host.clone(), why });
             }
             News::Lost(why) => What::DirectoryLost { host: host.clone(), why },
             News::Back => {
@@ -86,8 +93,8 @@ fn connect(
                 What::DirectoryBack { host: host.clone() }
             }
         };
-        // The log is a report.
-        let _ = log.emit(&Event::now(what));
+        tell_event(&what);
+        record(&log, what);
     };
     let surroundings = Surroundings {
         spawn: |name, body| unbroken_process::spawn(name, body).map(drop),

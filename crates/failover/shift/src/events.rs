@@ -1,8 +1,10 @@
-//! What a process reports: the event log, at once or deferred, and troubles on stderr.
+//! What a process reports: the event log, at once or deferred, and lines on stderr where they are
+//! asked for.
 
 use crate::deferred_log::DeferredLog;
-use std::io::Write;
+use crate::log_lines::tell_event;
 use unbroken_events::{Event, EventLog, What};
+use unbroken_log::{tell, Level, Part};
 use unbroken_runtime::Runtime;
 use unbroken_verbs::{Alarm, Result};
 
@@ -10,20 +12,25 @@ use unbroken_verbs::{Alarm, Result};
 pub(crate) struct Events {
     log: EventLog,
     deferred: DeferredLog,
-    /// Troubles are reported on stderr.
-    complains: bool,
 }
 
 impl Events {
-    /// Events go into the runtime folder's log; troubles go to stderr if `complains`.
-    pub(crate) fn new(runtime: &Runtime, complains: bool) -> Result<Events> {
-        Ok(Events { log: EventLog::open(runtime), deferred: DeferredLog::new()?, complains })
+    /// Events go into the runtime folder's log.
+    pub(crate) fn new(runtime: &Runtime) -> Result<Events> {
+        Ok(Events { log: EventLog::open(runtime), deferred: DeferredLog::new()? })
     }
 
     /// Writes an event to the log.
     pub(crate) fn emit(&self, what: What) {
+        tell_event(&what);
         // The log is a report: that it cannot be written must not stop traffic.
         let _ = self.log.emit(&Event::at(what, unbroken_runtime::now_us()));
+    }
+
+    /// Writes several events to the log at once.
+    pub(crate) fn emit_all(&self, all: impl Iterator<Item = What>) {
+        let now_us = unbroken_runtime::now_us();
+        self.write(&all.map(|what| Event::at(what, now_us)).collect::<Vec<_>>());
     }
 
     /// For the log: what happened at that time, from a thread that is not to wait for it, or that
@@ -44,16 +51,19 @@ impl Events {
 
     fn write(&self, events: &[Event]) {
         if !events.is_empty() {
+            events.iter().for_each(|event| tell_event(&event.what));
             // As above.
             let _ = self.log.emit_all(events);
         }
     }
 
-    /// A trouble that stops nothing but that the user may want to know of: to stderr, where that
-    /// was asked for, and if it can be written.
+    /// A trouble that stops nothing but that the user may want to know of.
     pub(crate) fn complain(&self, what: &str, error: &dyn std::fmt::Display) {
-        if self.complains {
-            let _ = writeln!(std::io::stderr(), "unbroken: {what}: {error}");
-        }
+        tell(Part::Failover, Level::Warn, format_args!("{what}: {error}"));
+    }
+
+    /// The same, of the directory.
+    pub(crate) fn complain_of_directory(&self, what: &str, error: &dyn std::fmt::Display) {
+        tell(Part::Directory, Level::Warn, format_args!("{what}: {error}"));
     }
 }

@@ -16,10 +16,10 @@
 //! - `core`: the process: the tables below, put together.
 //! - The tables: `nics` (NICs and their control endpoints), `qps` (QPs, of whatever type),
 //!   `contexts` (opened devices), `peer` (other processes), `aliases` (UD QPs that have moved);
-//!   `control` (control messages), `events` (what is reported), `settings`, `preference` (which
-//!   NICs QPs go to first), `worker_queue` (what the worker is to do), `due` (and when),
-//!   `backups` (QPs made ahead), `parallel` (threads for many QPs), `directory_monitor`. None
-//!   knows a QP.
+//!   `control` (control messages), `events` (what is reported; `log_lines`: on stderr, `probes`: to
+//!   tracers), `settings`, `preference` (which NICs QPs go to first), `worker_queue` (what the
+//!   worker is to do), `due` (and when), `backups` (QPs made ahead), `parallel` (threads for many
+//!   QPs), `directory_monitor`. None knows a QP.
 //! - [`NicSet`]: the NICs that all of this runs over. Nothing here names a kind of device, and
 //!   failures are learnt of through `verbs::Device` alone.
 #![forbid(unsafe_code)]
@@ -43,6 +43,7 @@ mod failback;
 mod inbound;
 mod link;
 mod lock;
+mod log_lines;
 mod moved_qps;
 mod nic_set;
 mod nics;
@@ -52,6 +53,7 @@ mod peer;
 mod plain;
 mod port_pairs;
 mod preference;
+mod probes;
 mod qp;
 mod qps;
 mod random;

@@ -12,6 +12,7 @@ use crate::backups::Spare;
 use crate::explain;
 use crate::peer::Peer;
 use crate::port_pairs::{self, PathPorts};
+use crate::probes;
 use crate::qp::{Gate, Qp};
 use crate::random;
 use crate::worker_queue::Job;
@@ -289,6 +290,8 @@ impl Env for Io<'_> {
             switch_us: done.moved_us.saturating_sub(s.detected_us),
             replayed: done.replay.replayed.into(),
         };
+        let nic = |slot| lqp.slots().get(slot).map_or(u8::MAX, |path| path.local);
+        probes::switch(nic(s.from_slot), nic(s.to_slot), &switch);
         core.events.defer(What::Switch(switch), done.moved_us);
     }
 }

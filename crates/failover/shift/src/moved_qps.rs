@@ -63,7 +63,7 @@ impl MovedQps {
             if let Err(e) = publish(core, &moved) {
                 let what = "the directory does not take where UD queue pairs have moved: their \
                             peers lose them";
-                core.events.complain(what, &e);
+                core.events.complain_of_directory(what, &e);
             }
         }
         if due {

@@ -91,6 +91,8 @@ pub(crate) struct Gate {
     /// The QP has failed for good: its WRs were completed with the original error, and whatever is
     /// posted flushes.
     pub(crate) failed: bool,
+    /// The log has it that this connection has ended with its NIC.
+    told_lost: bool,
     destroyed: bool,
     /// Sends are held and not posted, whatever the physical QP would say to them.
     pub(crate) holds: bool,
@@ -135,6 +137,8 @@ pub struct Qp {
     qpn: u32,
     pub(crate) init: QpInit,
     gate: Mutex<Gate>,
+    /// Who made it looks after its failures, and wanted no protection.
+    is_plain: bool,
     /// It is not in the list of QPs with sends outstanding.
     idle: AtomicBool,
     cookie: AtomicU64,
@@ -148,9 +152,10 @@ impl Qp {
         if let Err(e) =
             directory.publish_qp(self.gid(), self.qpn, self.core.incarnation, connection)
         {
-            self.core
-                .events
-                .complain("the directory does not take a QP, which stays unprotected", &e);
+            self.core.events.complain_of_directory(
+                "the directory does not take a QP, which stays unprotected",
+                &e,
+            );
         }
     }
 

@@ -34,8 +34,6 @@ pub(crate) struct Settings {
     pub(crate) backups: usize,
     /// Which ports of its NICs a QP uses.
     pub(crate) port_use: PortUse,
-    /// Troubles are reported on stderr (`UNBROKEN_LOG`).
-    pub(crate) complains: bool,
     /// Where QPs of which NIC go, as `UNBROKEN_MAP` says it.
     pub(crate) map: String,
     /// Longest transport timeout of a protected QP, by its code; 0 leaves the application's
@@ -57,7 +55,6 @@ impl Settings {
             fails_back: environment::flag(environment::FAILBACK),
             backups: backups_from_env()?,
             port_use: port_use_from_env()?,
-            complains: environment::flag(environment::LOG),
             map: environment::text(environment::MAP).unwrap_or_default(),
             timeout_code: timeout_from_env()?,
         })

@@ -311,7 +311,7 @@ impl Worker {
             Job::AskAgain => self.seekers.ask_again(now_us()),
             Job::Refused(why) => {
                 let what = "the directory does not take queue pairs, which stay unprotected";
-                self.core.events.complain(what, &why);
+                self.core.events.complain_of_directory(what, &why);
             }
             Job::Watch(id, at_us) => {
                 if self.watched.set(id, at_us).is_none() {
@@ -337,6 +337,7 @@ impl Worker {
                 core.events.emit(What::DeviceFatal { nic: core.nics.name(nic) });
                 self.set_nic(nic, false);
                 self.suspect_all(nic, None, Reason::DeviceFatal);
+                self.tell_lost(nic);
                 core.nics.drop_device(nic);
                 core.publish_process();
                 self.report_to_application(nic, event_type::DEVICE_FATAL, AsyncElement::Device);
@@ -357,6 +358,19 @@ impl Worker {
                 }
             }
         }
+    }
+
+    /// The log is to have the QPs that end with that NIC, as nothing protects them.
+    fn tell_lost(&self, nic: usize) {
+        let of_it = |qp: Arc<Qp>| {
+            let mut g = qp.gate();
+            if g.nic == nic {
+                qp.ends_with_nic(&mut g)
+            } else {
+                None
+            }
+        };
+        self.core.events.emit_all(self.core.qps.all().into_iter().filter_map(of_it));
     }
 
     /// The network has stopped a QP: its device is dead, or its transport has given up, which is a

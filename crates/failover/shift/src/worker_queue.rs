@@ -6,7 +6,7 @@ use crate::control_endpoint::LocalPort;
 use crate::lock::lock;
 use crate::qps::LogicalId;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Mutex;
 use unbroken_failover_protocol::Message;
 use unbroken_types::Gid;
@@ -65,6 +65,8 @@ pub(crate) struct WorkerQueue {
     awake: AtomicBool,
     /// The worker is to end.
     stopped: AtomicBool,
+    /// The NICs that have died and are not back, by their bits; of those beyond 64 nothing is kept.
+    dead: AtomicU64,
 }
 
 impl WorkerQueue {
@@ -74,6 +76,7 @@ impl WorkerQueue {
             wake: EventFd::new(false, true)?,
             awake: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
+            dead: AtomicU64::new(0),
         })
     }
 
@@ -84,10 +87,24 @@ impl WorkerQueue {
     /// and programs that connect hundreds of QPs would make one for each.
     pub(crate) fn put(&self, job: Job) {
         let waits = job.can_wait();
+        let bit = |nic: usize| 1u64.checked_shl(nic as u32).unwrap_or(0);
+        match job {
+            Job::Device(nic, DeviceEvent::Fatal) => self.dead.fetch_or(bit(nic), Ordering::AcqRel),
+            Job::Device(nic, DeviceEvent::PortActive(_)) => {
+                self.dead.fetch_and(!bit(nic), Ordering::AcqRel)
+            }
+            _ => 0,
+        };
         lock(&self.jobs).push_back(job);
         if !self.awake.swap(true, Ordering::AcqRel) || !waits {
             self.wake.signal();
         }
+    }
+
+    /// Whether that NIC has died and is not back, as far as its device has said so: also where the
+    /// worker has not come to that job yet.
+    pub(crate) fn is_dead(&self, nic: usize) -> bool {
+        self.dead.load(Ordering::Acquire).checked_shr(nic as u32).unwrap_or(0) & 1 == 1
     }
 
     /// The worker will look at the queue within a millisecond by itself.
@@ -120,5 +137,24 @@ impl WorkerQueue {
     pub(crate) fn take(&self) -> VecDeque<Job> {
         self.awake.store(false, Ordering::Release);
         std::mem::take(&mut *lock(&self.jobs))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_nic_is_dead_from_its_word_until_it_is_back() {
+        let queue = WorkerQueue::new().unwrap();
+        let dead = || [0, 1, 63, 64, 200].map(|nic| queue.is_dead(nic));
+        assert_eq!(dead(), [false; 5]);
+        for nic in [1, 63, 64] {
+            queue.put(Job::Device(nic, DeviceEvent::Fatal));
+        }
+        assert_eq!(dead(), [false, true, true, false, false]);
+        queue.put(Job::Device(0, DeviceEvent::PortActive(1)));
+        queue.put(Job::Device(63, DeviceEvent::PortActive(2)));
+        assert_eq!(dead(), [false, true, false, false, false]);
     }
 }

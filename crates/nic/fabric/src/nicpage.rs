@@ -198,20 +198,35 @@ impl NicPage {
 
     /// The addresses of the NICs that have a page.
     pub fn addresses(runtime: &Runtime) -> Result<Vec<IpAddr>> {
-        let folder = runtime.nic_pages();
-        let io = |e: io::Error| FabricError::io(&folder, "read it")(e);
-        let mut addrs = Vec::new();
-        for entry in fs::read_dir(&folder).map_err(io)? {
-            let name = entry.map_err(io)?.file_name();
-            addrs.extend(
-                name.to_str()
-                    .and_then(|n| n.strip_suffix(".page"))
-                    .and_then(|n| n.parse::<IpAddr>().ok()),
-            );
-        }
+        let mut addrs: Vec<IpAddr> = names(runtime)?.iter().filter_map(|n| address(n)).collect();
         addrs.sort_unstable();
         Ok(addrs)
     }
+
+    /// What lies beside the pages and is none, by name.
+    pub fn strays(runtime: &Runtime) -> Result<Vec<String>> {
+        let mut names = names(runtime)?;
+        // A page that is being made has another name at first.
+        names.retain(|name| address(name).is_none() && !name.ends_with(".new"));
+        names.sort_unstable();
+        Ok(names)
+    }
+}
+
+/// The names in the folder of pages.
+fn names(runtime: &Runtime) -> Result<Vec<String>> {
+    let folder = runtime.nic_pages();
+    let io = |e: io::Error| FabricError::io(&folder, "read it")(e);
+    let mut names = Vec::new();
+    for entry in fs::read_dir(&folder).map_err(io)? {
+        names.push(entry.map_err(io)?.file_name().to_string_lossy().into_owned());
+    }
+    Ok(names)
+}
+
+/// The address in the name of a page.
+fn address(name: &str) -> Option<IpAddr> {
+    name.strip_suffix(".page")?.parse().ok()
 }
 
 /// Removes the pages of all NICs.

@@ -14,6 +14,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use unbroken_erasure::{Backend, ChunkSet, Code, Kernel};
+use unbroken_log::{tell, Level, Part};
 use unbroken_sdr_model::Scheme;
 use unbroken_sdr_protocol::adapt::Choice;
 use unbroken_sdr_protocol::control::Control;
@@ -302,6 +303,10 @@ impl Engine {
     fn tell(&self, state: &mut State) {
         let mut any = false;
         while let Some(Event { id, write, result }) = state.engine.poll_event() {
+            if let Err(failure) = &result {
+                let what = if write { "write" } else { "read" };
+                tell(Part::Sdr, Level::Warn, format_args!("{what} {id} has failed: {failure}"));
+            }
             if let Some(end) = state.ended.get_mut(&(write, id)) {
                 *end = Some(result);
                 any = true;

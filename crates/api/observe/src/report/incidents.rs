@@ -1,8 +1,9 @@
 //! From events to what failed: switches that answer the same failure are told together.
 
 use serde::Serialize;
-use unbroken_events::{fault_touches, Event, Switch, SwitchKind, What};
+use unbroken_events::{Event, Switch, SwitchKind, What};
 
+use super::found::Found;
 use super::input::Log;
 use crate::totals::{outage_us, Times};
 
@@ -11,8 +12,10 @@ const APART_US: u64 = 5_000_000;
 /// Clocks of hosts differ by no more than this; where NTP fails they do, and failures are told
 /// twice.
 const CLOCKS_US: u64 = 500_000;
-/// Incidents that are kept.
-const MAX_INCIDENTS: usize = 10_000;
+/// Incidents that are told; of those beyond it is told how many there are.
+pub(super) const MAX_INCIDENTS: usize = 10_000;
+/// Reasons of switches that are told apart for one incident; others count as the last.
+const MAX_REASONS: usize = 64;
 
 /// Something that failed, and what came of it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -42,20 +45,23 @@ pub struct Incident {
     /// The jobs that met it.
     pub jobs: Vec<String>,
     #[serde(skip)]
-    last_us: u64,
+    pub(super) last_us: u64,
 }
 
-/// What failed, in the order of time.
-pub(super) fn incidents(logs: &[Log]) -> Vec<Incident> {
+/// What failed, in the order of time, and how many failures were left out.
+pub(super) fn incidents(logs: &[Log]) -> (Vec<Incident>, usize) {
     let mut all: Vec<(&Log, &Event)> =
         logs.iter().flat_map(|log| log.events.iter().map(move |event| (log, event))).collect();
     all.sort_by_key(|(_, event)| began_us(event));
-    let mut found: Vec<Incident> = Vec::new();
+    let mut found = Found::default();
     for (log, event) in all {
-        take(&mut found, log, event);
+        found.take(log, event);
     }
-    found.retain(|incident| incident.is_worth_telling());
-    found
+    let mut told = found.all;
+    told.retain(Incident::is_worth_telling);
+    let beyond = told.len().saturating_sub(MAX_INCIDENTS);
+    told.truncate(MAX_INCIDENTS);
+    (told, beyond + found.beyond)
 }
 
 /// When what an event tells of began, by the wall clock.
@@ -68,111 +74,95 @@ fn began_us(event: &Event) -> u64 {
     }
 }
 
-fn take(found: &mut Vec<Incident>, log: &Log, event: &Event) {
-    let at = began_us(event);
-    match &event.what {
-        What::Fault { fault, .. } => begin(found, fault.clone(), at, |new| new.is_fault_set = true),
-        What::FaultClear { fault } => {
-            let open = |i: &&mut Incident| i.what == *fault && i.over_us == 0;
-            found.iter_mut().rev().find(open).into_iter().for_each(|i| i.over_us = at);
-        }
-        What::DeviceFatal { nic } | What::PortDown { nic } => {
-            let known = found.iter_mut().rev().find(|i| i.is_of_nic(nic) && i.is_near(at));
-            match known {
-                Some(incident) => incident.touch(nic, at),
-                None => {
+impl Found {
+    /// Takes an event; they come in the order of time.
+    fn take(&mut self, log: &Log, event: &Event) {
+        let at = began_us(event);
+        match &event.what {
+            What::Fault { fault, .. } => {
+                let set = |new: &mut Incident| new.is_fault_set = true;
+                self.begin(fault.clone(), at, set);
+            }
+            What::FaultClear { fault } => {
+                self.open_fault(fault).into_iter().for_each(|i| i.over_us = at)
+            }
+            What::DeviceFatal { nic } | What::PortDown { nic } => {
+                let number = self.near([nic.as_str()].into_iter(), at).or_else(|| {
                     let is_dead = matches!(event.what, What::DeviceFatal { .. });
                     let what = if is_dead { "died" } else { "lost its link" };
-                    begin(found, format!("NIC {nic} {what}"), at, |new| new.touch(nic, at));
-                }
+                    self.begin(format!("NIC {nic} {what}"), at, |_| {})
+                });
+                number.into_iter().for_each(|number| self.change(number, |i| i.touch(nic, at)));
             }
-        }
-        What::PortActive { nic } => {
-            let open =
-                |i: &&mut Incident| !i.is_fault_set && i.over_us == 0 && i.nics.contains(nic);
-            found.iter_mut().rev().filter(open).for_each(|i| i.over_us = at);
-        }
-        What::Switch(switch) => take_switch(found, log, switch, at),
-        What::GiveUp { why, qp, .. } => {
-            let near = found.iter_mut().rev().find(|i| i.is_near(at));
-            let words = format!("QP {qp:#x} of pid {}: {why}", event.pid);
-            let add = |incident: &mut Incident| {
-                incident.failed.push(words.clone());
-                incident.add_job(&log.job);
-            };
-            match near {
-                Some(incident) => add(incident),
-                None => begin(found, "a queue pair failed".into(), at, add),
+            What::PortActive { nic } => self.works_again(nic, at),
+            What::Switch(switch) => self.take_switch(log, switch, at),
+            What::GiveUp { why, qp, .. } => {
+                let number = self
+                    .nearest(at)
+                    .or_else(|| self.begin("a queue pair failed".into(), at, |_| {}));
+                let words = format!("QP {qp:#x} of pid {}: {why}", event.pid);
+                number.into_iter().for_each(|number| {
+                    self.change(number, |i| {
+                        i.failed.push(words.clone());
+                        i.add_job(&log.job);
+                    });
+                });
             }
+            _ => {}
         }
-        _ => {}
     }
-}
 
-fn take_switch(found: &mut Vec<Incident>, log: &Log, switch: &Switch, at: u64) {
-    if switch.kind == SwitchKind::Planned {
-        // Back to where a failure had driven it from.
-        let from_there =
-            |i: &&mut Incident| i.nics.iter().any(|nic| ends(&switch.to).any(|e| e == nic));
-        found.iter_mut().rev().find(from_there).into_iter().for_each(|i| i.back += 1);
-        return;
-    }
-    let near = found.iter_mut().rev().find(|i| i.is_of_path(&switch.from) && i.is_near(at));
-    let add = |incident: &mut Incident| {
-        incident.last_us = incident.last_us.max(at);
-        let nics: Vec<&str> = ends(&switch.from).collect();
-        // What the fault names is where it was; else both ends are, until one of them is known.
-        let named = nics.iter().filter(|nic| incident.what.split(' ').any(|word| word == **nic));
-        let named: Vec<String> = named.map(ToString::to_string).collect();
-        let nics =
-            if named.is_empty() { nics.iter().map(ToString::to_string).collect() } else { named };
-        nics.iter().for_each(|nic| incident.add_nic(nic));
-        match incident.noticed.iter_mut().find(|(reason, _)| *reason == switch.reason) {
-            Some((_, count)) => *count += 1,
-            None => incident.noticed.push((switch.reason.clone(), 1)),
+    fn take_switch(&mut self, log: &Log, switch: &Switch, at: u64) {
+        if switch.kind == SwitchKind::Planned {
+            // Back to where a failure had driven it from.
+            self.last_of_nics(ends(&switch.to)).into_iter().for_each(|i| i.back += 1);
+            return;
         }
-        switch.detect_us.into_iter().for_each(|us| incident.detect.add(us));
-        incident.outages.add(outage_us(switch));
-        incident.replayed += switch.replayed;
-        incident.add_job(&log.job);
-    };
-    match near {
-        Some(incident) => add(incident),
-        None => begin(found, format!("{}: {}", switch.from, switch.reason), at, add),
-    }
-}
-
-fn begin(found: &mut Vec<Incident>, what: String, at: u64, fill: impl FnOnce(&mut Incident)) {
-    if found.len() < MAX_INCIDENTS {
-        let mut new = Incident { what, began_us: at, last_us: at, ..Incident::default() };
-        fill(&mut new);
-        found.push(new);
+        let number = self
+            .near(ends(&switch.from), at)
+            .or_else(|| self.begin(format!("{}: {}", switch.from, switch.reason), at, |_| {}));
+        let Some(number) = number else { return };
+        self.change(number, |incident| incident.add_switch(log, switch, at));
     }
 }
 
 /// The NICs at both ends of a path.
-fn ends(path: &str) -> impl Iterator<Item = &str> {
+pub(super) fn ends(path: &str) -> impl Iterator<Item = &str> {
     path.split('-').filter(|end| !end.is_empty())
 }
 
 impl Incident {
+    /// A switch that answers it.
+    fn add_switch(&mut self, log: &Log, switch: &Switch, at: u64) {
+        self.last_us = self.last_us.max(at);
+        let nics: Vec<&str> = ends(&switch.from).collect();
+        // What the fault names is where it was; else both ends are, until one of them is known.
+        let named = nics.iter().filter(|nic| self.what.split(' ').any(|word| word == **nic));
+        let named: Vec<&str> = named.copied().collect();
+        let nics = if named.is_empty() { nics } else { named };
+        nics.iter().for_each(|nic| self.add_nic(nic));
+        let known = self.noticed.iter().position(|(reason, _)| *reason == switch.reason);
+        match known {
+            Some(n) => self.noticed[n].1 += 1,
+            None if self.noticed.len() < MAX_REASONS => {
+                self.noticed.push((switch.reason.clone(), 1));
+            }
+            None => self.noticed[MAX_REASONS - 1].1 += 1,
+        }
+        switch.detect_us.into_iter().for_each(|us| self.detect.add(us));
+        self.outages.add(outage_us(switch));
+        self.replayed += switch.replayed;
+        self.add_job(&log.job);
+    }
+
     /// Whether something that began then may belong to it.
-    fn is_near(&self, at: u64) -> bool {
+    pub(super) fn is_near(&self, at: u64) -> bool {
         let until = match self.over_us {
             0 if self.is_fault_set => u64::MAX,
             0 => self.last_us,
             over => over,
         };
         at.saturating_add(CLOCKS_US) >= self.began_us && at <= until.saturating_add(APART_US)
-    }
-
-    fn is_of_path(&self, path: &str) -> bool {
-        self.is_fault_set && fault_touches(&self.what, path)
-            || ends(path).any(|end| self.nics.iter().any(|nic| nic == end))
-    }
-
-    fn is_of_nic(&self, nic: &str) -> bool {
-        self.is_fault_set && fault_touches(&self.what, nic) || self.nics.iter().any(|n| n == nic)
     }
 
     fn touch(&mut self, nic: &str, at: u64) {

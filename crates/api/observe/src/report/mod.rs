@@ -4,6 +4,7 @@
 //! [`Report::html`] makes a page that needs nothing else. The last two are pure.
 
 mod advice;
+mod found;
 mod html;
 mod incidents;
 mod input;
@@ -82,7 +83,15 @@ impl Report {
             }
         }
         report.jobs = jobs.into_values().map(|(job, pids)| finished(job, pids)).collect();
-        report.incidents = incidents::incidents(logs);
+        let beyond;
+        (report.incidents, beyond) = incidents::incidents(logs);
+        if beyond > 0 {
+            let told = incidents::MAX_INCIDENTS;
+            report.notes.push(format!(
+                "{beyond} failures beyond the first {told} were left out; what they cost is in \
+                 the tables of jobs and reasons"
+            ));
+        }
         report.advice = advice::advice(&report);
         report
     }

@@ -121,3 +121,38 @@ fn a_nic_that_fails_again_and_again_is_to_be_drained() {
     assert_eq!(report.incidents.len(), 3);
     assert!(report.advice[0].contains("m0 failed 3 times"), "{:?}", report.advice);
 }
+
+/// A failure belongs to the latest incident of its NIC that is near, however many lie between.
+#[test]
+fn an_old_fault_that_still_holds_takes_what_it_causes() {
+    let fatal = |nic: String, at| event(What::DeviceFatal { nic }, at, 7);
+    let mut events = vec![fault(1_000)];
+    events.extend((1..50).map(|n| fatal(format!("b/{n}"), n * 10_000_000)));
+    let late = 600_000_000;
+    events.push(switch("a/0-c/0", "a/1-c/1", SwitchKind::Passive, late, "the NIC died"));
+    events.push(event(What::PortActive { nic: "b/7".into() }, late + 1, 7));
+    events.push(fatal("b/7".into(), late + 2));
+    let report = Report::of(&[log("j", events)]);
+    assert_eq!(report.incidents.len(), 50);
+    assert_eq!(report.incidents[0].switches(), 1);
+    let seventh: Vec<_> = report.incidents.iter().filter(|i| i.what.contains("b/7 ")).collect();
+    assert_eq!((seventh.len(), seventh[0].over_us), (1, WALL_US + late + 1));
+}
+
+#[test]
+fn faults_that_nobody_met_take_no_room_and_what_is_left_out_is_said() {
+    let set = |nic: usize, at| {
+        let fault = format!("nic z/{nic} dead");
+        event(What::Fault { fault, lasts_us: None, every_us: None }, at, 1)
+    };
+    let mut events: Vec<Event> = (0..10_000).map(|n| set(n, n as u64)).collect();
+    let down = |n: u64| event(What::PortDown { nic: format!("m{n}") }, 100_000 + n, 7);
+    events.extend((0..10_003).map(down));
+    let report = Report::of(&[log("j", events)]);
+    assert_eq!(
+        (report.incidents.len(), report.incidents[0].what.as_str()),
+        (10_000, "NIC m0 lost its link")
+    );
+    let said = "3 failures beyond the first 10000 were left out";
+    assert!(report.notes.iter().any(|note| note.starts_with(said)), "{:?}", report.notes);
+}

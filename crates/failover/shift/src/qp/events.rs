@@ -1,6 +1,7 @@
 //! What the physical QP of a logical one reports: events that the program hears of, and migrations.
 
 use super::{Gate, Qp};
+use crate::probes;
 use crate::worker_queue::Job;
 use unbroken_events::What;
 use unbroken_verbs::QpEvent;
@@ -48,7 +49,10 @@ impl Qp {
         let path = |port, dest| format!("{}-{}", self.core.nics.port_name(g.nic, port), dest);
         let primary = path(attrs.port.unwrap_or(1), attrs.path.unwrap_or_default().dest_gid);
         match (event, attrs.alternate) {
-            (QpEvent::PathMigrated, _) => What::PathMigrated { host, qp, to: primary },
+            (QpEvent::PathMigrated, _) => {
+                probes::migration(qp, g.nic, attrs.port.unwrap_or(1));
+                What::PathMigrated { host, qp, to: primary }
+            }
             (_, to) => {
                 let to = to.map_or_else(String::new, |p| path(p.port, p.dest_gid));
                 What::PathMigrationFailed { host, qp, from: primary, to }

@@ -8,6 +8,7 @@ use crate::link;
 use crate::port_pairs::PathPorts;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
+use unbroken_events::What;
 use unbroken_failover_protocol::Reason;
 use unbroken_runtime::now_us;
 use unbroken_types::{Gid, PathAttr, QpState, QpType};
@@ -57,6 +58,24 @@ impl Qp {
         true
     }
 
+    /// The NIC of a QP has died. Where nothing protects it the program gets the error, and the log
+    /// has that, once for each connection. (Of one that an error of its own had ended before, the
+    /// log says the same: its device does not tell the two apart.)
+    pub(crate) fn ends_with_nic(&self, g: &mut Gate) -> Option<What> {
+        let goes_on = g.link.is_some() || g.datagram.is_some() || g.seeks.is_some();
+        if goes_on || self.is_plain || g.is_early() || g.is_over() || g.told_lost {
+            return None;
+        }
+        g.told_lost = true;
+        let why = format!("{} has died; not protected: {}", self.core.nics.name(g.nic), g.why_not);
+        Some(self.has_failed(why))
+    }
+
+    /// What the log has where the program gets the error that the QP has failed with.
+    pub(super) fn has_failed(&self, why: String) -> What {
+        What::GiveUp { host: self.core.nics.host(), qp: self.qpn, why }
+    }
+
     /// Whether the program need not hear that the NIC of this QP fails: the QP goes on over
     /// another, or, while it is being connected, begins there. One whose peer is looked for counts
     /// with those, as long as that takes no longer than usual.
@@ -104,7 +123,7 @@ impl Qp {
         // What the old life completed and nobody polled would be taken for the new life's.
         self.purge();
         g.app = QpModify::default();
-        g.failed = false;
+        (g.failed, g.told_lost) = (false, false);
         drop(self.seek_no_more(g));
         if self.init.suspend_on_error {
             g.why_not = "not connected";

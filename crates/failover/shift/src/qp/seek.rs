@@ -169,6 +169,9 @@ impl Qp {
         }
         if let Some((status, _)) = seeks.failed.filter(|(_, at_us)| now_us >= at_us + HOLD_US) {
             let kept = g.take_seeks().and_then(|seeks| seeks.held).unwrap_or_default();
+            // The log first: a program that sees its error may be gone before the next line.
+            let failed = self.has_failed(format!("not protected: {why}{detail}"));
+            self.core.events.emit(failed);
             self.flush_with_kept(g, kept, status);
             return Search::Over;
         }

@@ -8,6 +8,7 @@ use super::tx::{LinkEffect, Out, TxLinks};
 use super::{Engine, QpKind};
 use crate::memory::View;
 use crate::progress_counters::ProgressCounters;
+use probe::probe;
 use std::cmp::Reverse;
 
 /// Packets that a QP may send before the next one has its turn.
@@ -127,7 +128,11 @@ impl Engine {
             let mut sent = TURN_PACKETS.min(budget);
             let turn =
                 turn(q, (&mut *congestion, progress_counters), called, &mut out, &mut sent, acks);
-            out.batch.counts[port_of(q.socket)].retransmits += u64::from(turn.retransmits);
+            if turn.retransmits > 0 {
+                out.batch.counts[port_of(q.socket)].retransmits += u64::from(turn.retransmits);
+                // For tracers (docs/guide/monitoring.md): QPN, index of the NIC, packets.
+                probe!(unbroken, retransmit, q.qpn, self.id.index, turn.retransmits);
+            }
             budget -= sent;
             q.tell(self.id.index, &**sink);
             if turn.more {
