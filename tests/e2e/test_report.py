@@ -8,21 +8,9 @@ import pytest
 
 from lib.browser import Browser
 from lib.fabric import Fabric
-from lib.paths import ROOT
-from lib.process import Failure, Skip, wait_until
+from lib.process import Failure, wait_until
+from lib.schemas import check_schema
 from lib.storms import storm
-
-SCHEMAS = ROOT / "docs" / "reference" / "schemas"
-
-
-def check_schema(name: str, value):
-    """What `--json` printed is what the reference says."""
-    try:
-        import jsonschema
-    except ImportError:
-        raise Skip("jsonschema is missing (Debian: python3-jsonschema)") from None
-    jsonschema.validate(value, json.loads((SCHEMAS / f"{name}.schema.json").read_text()))
-
 
 def survived(fabric):
     """A NIC dies under eight queue pairs and comes back."""
