@@ -40,6 +40,9 @@ def test_devices_in_containers(podman, logs):
         state = "/run/unbroken/sysfs/left/sys/class/infiniband/unb1/ports/1/state"
         outside = podman.run("env", "-u", "LD_PRELOAD", "cat", state, device="left")
         assert outside.stdout == "1: DOWN\n", outside.stdout + outside.stderr
+        # Neither has it device nodes, which docs/guide/lab.md says.
+        nodes = podman.run("env", "-u", "LD_PRELOAD", "ls", "/dev", device="left").stdout
+        assert "null" in nodes and "infiniband" not in nodes, nodes
         refused = podman.run("true", device="middle")
         assert refused.returncode != 0 and "unbroken.dev/nic=middle" in refused.stderr
 
