@@ -90,10 +90,12 @@ END
 Section: libdevel
 Multi-Arch: same
 Depends: $needs
+Suggests: unbroken (= $version)
 Description: libraries of Unbroken, for programs (development files)
  Headers, pkg-config files and links for collective operations that go on when
  NICs fail (unbroken-coll), for reliable writes over lossy links (unbroken-sdr)
- and for automatic path migration (unbroken-apm).
+ and for automatic path migration (unbroken-apm); and a header for tests of
+ RDMA programs in C, which needs the package unbroken (unbroken/lab.h).
 END
         ;;
     *)

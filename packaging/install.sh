@@ -93,6 +93,9 @@ for file in packaging/monitoring/*; do
     case $file in *.sh) mode=755 ;; esac
     place "$mode" "$file" "$DATADIR/unbroken/monitoring/${file##*/}"
 done
+for file in packaging/kubernetes/*; do
+    place 644 "$file" "$DATADIR/unbroken/kubernetes/${file##*/}"
+done
 place 644 "$build/man/bash/unbroken.bash" "$DATADIR/bash-completion/completions/unbroken"
 place 644 "$build/man/zsh/_unbroken" "$DATADIR/zsh/site-functions/_unbroken"
 place 644 "$build/man/fish/unbroken.fish" "$DATADIR/fish/vendor_completions.d/unbroken.fish"
@@ -106,7 +109,8 @@ elif [ -d "$DESTDIR$INCLUDEDIR/unbroken" ]; then
     # Others than ours may lie in it.
     rmdir --ignore-fail-on-non-empty "$DESTDIR$INCLUDEDIR/unbroken"
 fi
-if [ "$what" = uninstall ] && [ -d "$DESTDIR$DATADIR/unbroken/monitoring" ]; then
-    rmdir --ignore-fail-on-non-empty "$DESTDIR$DATADIR/unbroken/monitoring"
-    rmdir --ignore-fail-on-non-empty "$DESTDIR$DATADIR/unbroken"
-fi
+for folder in monitoring kubernetes .; do
+    if [ "$what" = uninstall ] && [ -d "$DESTDIR$DATADIR/unbroken/$folder" ]; then
+        rmdir --ignore-fail-on-non-empty "$(realpath "$DESTDIR$DATADIR/unbroken/$folder")"
+    fi
+done

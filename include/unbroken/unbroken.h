@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * All headers of Unbroken, its version, and what it adds to the verbs API. A program needs none of
- * it to survive the failure of a NIC. apm.h needs the headers of libibverbs; a program without them
- * includes coll.h, sdr.h or sdr_ext.h by itself.
+ * All headers of Unbroken but lab.h, its version, and what it adds to the verbs API. A program
+ * needs none of it to survive the failure of a NIC. apm.h needs the headers of libibverbs; a program
+ * without them includes coll.h, sdr.h or sdr_ext.h by itself.
  */
 #ifndef UNBROKEN_H
 #define UNBROKEN_H

@@ -3,6 +3,7 @@
 tests/README.md says how to run one test, and what the marks mean.
 """
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -13,6 +14,7 @@ from lib.device import PLAIN_GID_INDEX
 from lib.fabric import Fabric
 from lib.machine import MachineFabric
 from lib.paths import BUILD, LOGS
+from lib.podman import Podman
 from lib.process import Skip
 from lib.pytorch import interpreter
 
@@ -42,6 +44,16 @@ def logs(request) -> Path:
 def note(request):
     """A function that keeps what was measured: it is shown beside the result of the test."""
     return lambda text: request.node.user_properties.append(("note", str(text)))
+
+
+@pytest.fixture(scope="session")
+def podman(tmp_path_factory):
+    """podman, whose storage goes with it."""
+    if os.geteuid() != 0:
+        raise Skip("mount namespaces for podman need root")
+    folder = tmp_path_factory.mktemp("podman")
+    yield Podman(folder)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(params=["full", "plain"])

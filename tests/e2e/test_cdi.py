@@ -1,80 +1,18 @@
 """Containers that get NICs by the Container Device Interface: podman runs programs of a clean
 Debian, unmodified and with nothing of ours in the image, by what `unbroken cdi generate` writes.
-
-podman and crun run in a mount namespace of their own with a file system of cgroups that crun takes
-(it refuses those of two versions side by side), an empty /run, and storage of their own.
 """
 
 import json
-import os
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from lib.clean_debian import made
 from lib.fabric import Fabric
+from lib.podman import Podman
 from lib.ports import free_port
-from lib.process import Failure, Skip, wait_until
+from lib.process import Failure, wait_until
 
-IMAGE = "localhost/clean-debian"
-# Crun can set no others where this user may not raise limits.
-LIMITS = ["--ulimit", "nofile=1024:4096", "--ulimit", "nproc=1000:1000"]
-OWN = (
-    "mount --make-rprivate / && umount -R /sys/fs/cgroup && "
-    "mount -t cgroup2 none /sys/fs/cgroup && mount -t tmpfs none /run && mkdir /run/cdi && "
-    'cp "$0" /run/cdi/unbroken.json && exec "$@"'
-)
-SECONDS = 120
 STREAM_BYTES = 20_000_000
-
-
-class Podman:
-    """podman with an image of a clean Debian, and the devices of a specification."""
-
-    def __init__(self, folder: Path):
-        if shutil.which("podman") is None or shutil.which("crun") is None:
-            raise Skip("'podman' or 'crun' is missing (Debian packages podman, crun)")
-        self.folder, self.spec = folder, folder / "unbroken.json"
-        self.spec.write_text("{}")
-        tree = subprocess.Popen(["tar", "-C", made(), "-c", "."], stdout=subprocess.PIPE)
-        line = self.line(["import", "-q", "-", IMAGE])
-        done = subprocess.run(line, stdin=tree.stdout, capture_output=True, text=True)
-        tree.stdout.close()
-        if tree.wait() != 0 or done.returncode != 0:
-            raise Skip(f"podman imports no image here: {done.stderr.strip()[-300:]}")
-        probe = self.run("true")
-        if probe.returncode != 0:
-            raise Skip(f"podman runs no container here: {probe.stderr.strip()[-300:]}")
-
-    def line(self, args: list) -> list:
-        """The command line of podman with these arguments."""
-        own = ["unshare", "--mount", "sh", "-c", OWN, self.spec]
-        places = ["--root", self.folder / "storage", "--runroot", self.folder / "run"]
-        return [str(w) for w in [*own, "podman", "--cgroup-manager=cgroupfs", *places, *args]]
-
-    def container(self, *args, device: str | None = None, env: tuple = ()) -> list:
-        """The command line of a container that runs a program with a device."""
-        devices = ["--device", f"unbroken.dev/nic={device}"] if device else []
-        settings = [word for setting in env for word in ("--env", setting)]
-        own = ["--rm", "--network", "host", "--cgroups=disabled", *LIMITS]
-        return self.line(["run", *own, *devices, *settings, IMAGE, *args])
-
-    def run(self, *args, **more) -> subprocess.CompletedProcess:
-        """Runs a container to its end."""
-        line = self.container(*args, **more)
-        return subprocess.run(line, capture_output=True, text=True, timeout=SECONDS)
-
-
-@pytest.fixture(scope="module")
-def podman(tmp_path_factory):
-    """podman, whose storage goes with it."""
-    if os.geteuid() != 0:
-        raise Skip("mount namespaces for podman need root")
-    folder = tmp_path_factory.mktemp("podman")
-    yield Podman(folder)
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def generate(fabric: Fabric, podman: Podman):
@@ -102,6 +40,9 @@ def test_devices_in_containers(podman, logs):
         state = "/run/unbroken/sysfs/left/sys/class/infiniband/unb1/ports/1/state"
         outside = podman.run("env", "-u", "LD_PRELOAD", "cat", state, device="left")
         assert outside.stdout == "1: DOWN\n", outside.stdout + outside.stderr
+        # Neither has it device nodes, which docs/guide/lab.md says.
+        nodes = podman.run("env", "-u", "LD_PRELOAD", "ls", "/dev", device="left").stdout
+        assert "null" in nodes and "infiniband" not in nodes, nodes
         refused = podman.run("true", device="middle")
         assert refused.returncode != 0 and "unbroken.dev/nic=middle" in refused.stderr
 

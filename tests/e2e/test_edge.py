@@ -37,6 +37,7 @@ from lib.edge import (
 from lib.fabric import UNBROKEN, now_us
 from lib.ports import free_port
 from lib.process import Failure, wait_until
+from lib.schemas import check_schema
 from lib.rxe import Rxe
 
 pytestmark = [pytest.mark.edge, pytest.mark.root, pytest.mark.serial]
@@ -280,6 +281,7 @@ def test_demo(note):
     if done.returncode != 0:
         raise Failure(f"edge demo: {done.stderr}")
     result = json.loads(done.stdout)
+    check_schema("edge-demo", result)
     note(f"{result['outage_us'] / 1000:.1f} ms without data")
     # Three packets of BFD, of which one may have just come.
     whole = sum(result[part] for part in ("detection_us", "routing_us", "rest_us"))

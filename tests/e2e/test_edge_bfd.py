@@ -12,6 +12,7 @@ from lib.edge import Lab, Probe, lab_folder, most_lost, other_uplink, settled
 from lib.fabric import now_us
 from lib.ports import free_port
 from lib.process import Failure, wait_until
+from lib.schemas import check_schema
 
 pytestmark = [
     pytest.mark.edge,
@@ -81,7 +82,9 @@ def lost_while_bfd_fails(lab, fault, uplinks, lasting) -> list:
         return peers <= {e["peer"] for e in events if e["time_us"] >= since_us}
 
     def last_way_is_shown():
-        return "10.255.0.2" in json.loads(lab.edge("h1", "status", "--json"))["last_ways"]
+        status = json.loads(lab.edge("h1", "status", "--json"))
+        check_schema("edge-status", status)
+        return "10.255.0.2" in status["last_ways"]
 
     with fault:
         wait_until(noticed, 20, "BFD fails")

@@ -151,6 +151,16 @@ def test_sdr_example(tree, tmp_path):
     assert "1048576 bytes are in their place" in printed
 
 
+def test_lab_header(tree, tmp_path):
+    """A test in C needs the installed header and the installed command, and nothing else."""
+    program = tmp_path / "lab"
+    source = ROOT / "tests/c/lab.c"
+    run("cc", "-std=gnu11", "-Wall", "-Werror", f"-I{tree.usr}/include", "-o", program, source)
+    path = f"{tree.usr}/bin:{os.environ['PATH']}"
+    printed = run(program, env={**tree.environment(tmp_path), "PATH": path}).stdout
+    assert re.search(r"^\d{8,} bytes by the other NIC", printed), printed
+
+
 def test_coll_example(tree, tmp_path):
     source = ROOT / "crates/collective/library/examples/ring.c"
     program = tree.compile(source, tmp_path / "ring", "unbroken-coll")

@@ -487,8 +487,15 @@ class Node:
 
     def nhc(self, mode="") -> bool:
         """Whether NHC would take the node away."""
-        check = f"die() {{ echo DIED; }}; . {MONITORING}/unbroken.nhc; check_unbroken {mode}"
+        own = "die() { echo DIED; }; log() { echo LOG; }"
+        check = f"{own}; . {MONITORING}/unbroken.nhc; check_unbroken {mode}"
         return "DIED" in self.run("bash", "-c", check).stdout
+
+    def nhc_without_command(self) -> str:
+        """What NHC's check says where there is no command: no reason to take a node away."""
+        own = "die() { echo DIED; }; log() { echo LOG; }"
+        check = f"{own}; . {MONITORING}/unbroken.nhc; check_unbroken && echo passed"
+        return self.run("bash", "-c", check, UNBROKEN="/no/such").stdout
 
     def answers(self) -> tuple:
         """Node Problem Detector's two scripts, NHC's check in its two ways, GPUd's plugin."""
@@ -509,6 +516,7 @@ def test_scripts_for_schedulers(logs):
     that root runs trusts no folder that another user could have made."""
     with Fabric(logs, "--hosts", "a,b", "--nics", "2") as fabric:
         node, jobs = Node(fabric, logs), Path(tempfile.mkdtemp(dir=fabric.root))
+        assert node.nhc_without_command() == "LOG\npassed\n"
         job = jobs / f"unbroken-{os.getuid()}-job-7"
         # A link, and the folder of another user by its name, are passed over.
         (jobs / f"unbroken-{os.getuid()}-job-8").symlink_to("/")

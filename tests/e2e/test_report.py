@@ -9,22 +9,12 @@ import pytest
 
 from lib.browser import Browser
 from lib.fabric import Fabric
-from lib.paths import ROOT
-from lib.process import Failure, Skip, wait_until
+from lib.process import Failure, wait_until
+from lib.schemas import check_schema
 from lib.storms import storm
 
 # A log of so many events, and the CPU time that it may take: several times what it does.
 EVENTS, LONG_SECONDS = 100_000, 6
-SCHEMAS = ROOT / "docs" / "reference" / "schemas"
-
-
-def check_schema(name: str, value):
-    """What `--json` printed is what the reference says."""
-    try:
-        import jsonschema
-    except ImportError:
-        raise Skip("jsonschema is missing (Debian: python3-jsonschema)") from None
-    jsonschema.validate(value, json.loads((SCHEMAS / f"{name}.schema.json").read_text()))
 
 
 def survived(fabric):

@@ -11,6 +11,7 @@ import pytest
 
 from lib.fabric import UNBROKEN, Fabric
 from lib.process import Failure, ticks, wait_until
+from lib.redis import Redis
 from lib.storms import many, storm
 from lib.terminal import Terminal
 
@@ -108,6 +109,37 @@ def test_to_look_makes_no_folder(logs, command):
                     raise Failure(f"{status}: {screen.written}")
             if folder.exists():
                 raise Failure(f"{folder} was made")
+
+
+@pytest.mark.parametrize("how", ["killed", "silent"])
+def test_a_directory_that_does_not_answer(logs, how, note):
+    """A Redis server that dies, or falls silent: the screen says so, keys are answered as ever, a
+    failure of a NIC is survived; and all is well when the server is back, without its data."""
+    with Redis(None, logs) as redis, Fabric(logs, "--hosts", "a,b", "--nics", "2") as fabric:
+        redis.start()
+        redis.start_proxy()
+        fabric.env |= redis.env()
+        storm(fabric, 8, 240)
+        wait_until(lambda: all(q["protected"] for q in fabric.status()["qps"]), 20, "protection")
+        has = lambda *words: lambda text: all(word in text for word in words)
+        with top(fabric, "--interval", "200ms") as screen:
+            screen.wait_for(has("healthy", "16 protected"), 20, "all is well")
+            began = time.monotonic()
+            redis.kill() if how == "killed" else redis.hold()
+            lost = has("degraded, survived", "directory lost: ", "16 protected")
+            (logs / "lost.txt").write_text(screen.wait_for(lost, 60, "the directory is lost"))
+            note(f"{how}: said after {time.monotonic() - began:.1f} s")
+            screen.type("3")
+            screen.wait_for(lambda t: t.count("directory lost") >= 2, 20, "the event, too")
+            fabric.fault("nic a/0 dead")
+            screen.wait_for(has("switched", "a/1-b/1"), 20, "queue pairs have moved")
+            fabric.clear()
+            redis.start() if how == "killed" else redis.pass_on()
+            well = lambda t: "  healthy" in t and "directory lost" not in t.splitlines()[1]
+            screen.wait_for(well, 60, "all is well again")
+            screen.type("q")
+            if screen.wait_end(10) != 0:
+                raise Failure("top did not end well")
 
 
 def busy_ms(screen, keys: str) -> float:

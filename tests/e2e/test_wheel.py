@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lib.paths import ROOT
+from lib.schemas import check_schema
 from lib.wheel import build, clean, examples, run
 
 LIBRARY = "libunbroken_coll.so"
@@ -85,6 +86,7 @@ def test_the_demo_needs_no_compiler_no_perftest_and_no_sources(python, tmp_path,
     tools.mkdir()
     env = clean(XDG_RUNTIME_DIR=str(tmp_path), PATH=str(tools))
     told = json.loads(run(python.parent / "unbroken", "demo", "--json", env=env, cwd=tmp_path))
+    check_schema("demo", told)
     assert told["verdict"] == "survived", told["reasons"]
     assert "unbroken-verifier" in told["command"]
     assert told["verified_messages"] > 1000 and told["from"] != told["to"]

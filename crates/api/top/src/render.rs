@@ -150,9 +150,14 @@ fn draw_head(health: &Health, snapshot: &Snapshot, theme: &Theme, area: Rect, bu
     let counts = snapshot.all_counts();
     let hosts = snapshot.hosts().len();
     let of = |n: u64, what: &str| if n > 0 { format!(", {n} {what}") } else { String::new() };
+    // A directory that does not answer is why nothing new is protected: it stands before the rest.
+    let lost = snapshot.totals.directory_lost.values().next();
+    let first = match lost {
+        Some(lost) => format!("directory lost: {}", lost.what),
+        None => format!("{hosts} hosts, {} processes", snapshot.processes.len()),
+    };
     let second = format!(
-        "{hosts} hosts, {} processes, {} QPs: {} protected{}{}{}{}",
-        snapshot.processes.len(),
+        "{first}, {} QPs: {} protected{}{}{}{}",
         counts.all,
         counts.protected,
         of(counts.pending, "pending"),
@@ -163,6 +168,7 @@ fn draw_head(health: &Health, snapshot: &Snapshot, theme: &Theme, area: Rect, bu
     let problem = snapshot.problems.first();
     let second = match problem {
         Some(problem) => Line::styled(format!("not known: {problem}"), theme.bad()),
+        None if lost.is_some() => Line::styled(second, theme.warning()),
         None => Line::raw(second),
     };
     Paragraph::new(vec![Line::from(words), second]).render(area, buf);

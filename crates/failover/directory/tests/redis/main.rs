@@ -17,6 +17,8 @@ use unbroken_directory::{
 };
 use unbroken_types::Gid;
 
+mod scale;
+
 const ROLE: &str = "REDIS_TEST_URL";
 const PATIENCE: Duration = Duration::from_secs(20);
 /// What docs/guide/failover.md says that the user needs.
