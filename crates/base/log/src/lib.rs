@@ -20,6 +20,7 @@ use log::Record;
 use unbroken_environment::{log_filter, LogFilter};
 
 pub use log::Level;
+pub use unbroken_environment::LOG as VARIABLE;
 
 /// Who tells a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

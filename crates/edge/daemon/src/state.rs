@@ -344,6 +344,8 @@ impl State {
         let name = self.path.file_name().unwrap_or_default();
         let mut child = std::process::Command::new(program)
             .args(["edge".as_ref(), "daemon".as_ref(), "--name".as_ref(), name])
+            // Its lines are those of the event log, which is bounded; this file is not.
+            .env_remove(unbroken_log::VARIABLE)
             .stdin(std::process::Stdio::null())
             .stdout(file()?)
             .stderr(file()?)
