@@ -9,9 +9,9 @@
 //! When the network or the NIC fails it, it stops and keeps its work requests: no flush completions
 //! appear. The device tells so by [`DeviceEvent::QpFailed`]. Whoever holds it then either calls
 //! [`ResumableQp::quiesce`] and moves the [`Backlog`] to a QP of another device, or
-//! [`ResumableQp::fail`], which completes everything with the original error as a plain QP would have
-//! done. Errors that are the application's own (access, length, protection, RNR) are delivered as
-//! on any QP. Where a device cannot do that, it is done above it, by a journal.
+//! [`ResumableQp::fail`], which completes everything with the original error as a plain QP would
+//! have done. Errors that are the application's own (access, length, protection, RNR) are delivered
+//! as on any QP. Where a device cannot do that, it is done above it, by a journal.
 
 use crate::{
     Backlog, CompChannel, Cq, LimitHook, OverrunHook, PortAttr, RcModify, RecvWr, RemoteKeys,

@@ -1,8 +1,8 @@
 //! The verbs interface: what a device offers, and how C programs see it.
 //!
-//! - [`device`]: the [`Device`] and [`DeviceQp`] traits, which are plain verbs, and [`ResumableQp`],
-//!   which has what an exact switch needs (`quiesce`, `adopt`, `progress`). `shift` is written
-//!   against these traits alone: what it learns of failures comes through them.
+//! - [`device`]: the [`Device`] and [`DeviceQp`] traits, which are plain verbs, and
+//!   [`ResumableQp`], which has what an exact switch needs (`quiesce`, `adopt`, `progress`).
+//!   `shift` is written against these traits alone: what it learns of failures comes through them.
 //! - [`cq`]: completion queues and channels. A CQ is a ring in this process's memory. Where the
 //!   devices share their objects all of them push to it, so that a logical QP which moves to
 //!   another NIC keeps completing, in order, where the application polls; else it belongs to one

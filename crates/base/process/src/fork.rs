@@ -3,8 +3,8 @@
 //! The child has copies of the parent's sockets, which would keep the parent's slots taken after
 //! its death, and locks that a thread of the parent may have held at the fork. So it closes the
 //! sockets at once, touches no lock, and every verb on what its parent made answers EIO. It may
-//! open NICs of its own: whatever is made remembers how many forks lie before it ([`ProcessGuard`]), and
-//! what there is once in a process is made anew in each ([`PerProcess`]).
+//! open NICs of its own: whatever is made remembers how many forks lie before it
+//! ([`ProcessGuard`]), and what there is once in a process is made anew in each ([`PerProcess`]).
 
 use std::cell::UnsafeCell;
 use std::os::fd::RawFd;
@@ -72,9 +72,8 @@ impl<T: Default + Sync> PerProcess<T> {
         loop {
             let found = self.0.load(Ordering::Acquire);
             // SAFETY: NULL, or what was leaked below.
-            if let Some((_, value)) =
-                unsafe { found.as_ref() }.filter(|(process, _)| *process == here)
-            {
+            let made = unsafe { found.as_ref() };
+            if let Some((_, value)) = made.filter(|(process, _)| *process == here) {
                 return value;
             }
             let fresh = Box::into_raw(Box::new((here, T::default())));

@@ -2,8 +2,8 @@
 //!
 //! - [`spawn`]: threads that take none of the program's signals and run at once when they are
 //!   woken; [`ask_for_precedence`] for those that everybody waits for.
-//! - [`ProcessGuard`], [`PerProcess`], [`undisturbed`]: what becomes of our objects when the program forks.
-//!   A child never touches what its parent made, and makes its own.
+//! - [`ProcessGuard`], [`PerProcess`], [`undisturbed`]: what becomes of our objects when the
+//!   program forks. A child never touches what its parent made, and makes its own.
 
 mod fork;
 mod thread;

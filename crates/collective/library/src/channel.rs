@@ -3,9 +3,9 @@
 //!
 //! Each channel has an engine of its own, and so its own streams, numbers and plans; NICs,
 //! connections out of band and the thread are the communicator's. Channel 0 is that of all ranks
-//! and is there from the beginning. The one from rank *f* to rank *t* of *n* is channel 1 + *f* *n*
-//! + *t*, and is made at each end when it is first used or heard of. So what two ranks send each
-//! other needs no other rank, and waits for no operation of all.
+//! and is there from the beginning. The one from rank *f* to rank *t* of *n* is channel `1+f*n+t`,
+//! and is made at each end when it is first used or heard of. So what two ranks send each other
+//! needs no other rank, and waits for no operation of all.
 //!
 //! An operation in the queue is a *ticket*, counted from 0. Tickets are over in their order, but
 //! for receives with tags: of several that wait, the one begins whose tag has come.

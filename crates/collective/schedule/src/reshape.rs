@@ -11,8 +11,8 @@
 //! average (R²CCL §5.2 has another way, [`crate::paper`]):
 //!
 //! - of *stars*, for three hosts and more: the host in the middle has n − 1 neighbours, the others
-//!   1. Host *h* is in the middle for the share w_h = (c_h T* / D − 1) / (n − 2) of the vector: it
-//!   owns it ([`stars`]);
+//!   have one. Host *h* is in the middle for the share w_h = (c_h T* / D − 1) / (n − 2) of the
+//!   vector: it owns it ([`stars`]);
 //! - of *rings with leaves*: for a part of the vector all hosts are in a ring; for the rest the
 //!   slowest host hangs on the ring of the others as a leaf, with 1 neighbour instead of about 2;
 //!   for a part of that the two slowest; and so on ([`rings`]). A host has few connections, and a

@@ -1,5 +1,5 @@
 //! Carries out what [`LogicalQp`] decides: one end of a logical QP with its physical QP. The
-//! product (`shift`) and the simulator drive this code; what they add is a [`Env`], which has the
+//! product (`shift`) and the simulator drive this code; what they add is an [`Env`], which has the
 //! devices, the network and the directory.
 //!
 //! A handler fetches the actions of the state machine and does them; answers go back at once, so a

@@ -7,7 +7,7 @@
 //! `now_us`, microseconds of any monotonic clock.
 //!
 //! - [`LogicalQp`]: one end of one logical QP: the passive switch (SHIFT §4) as a state machine.
-//! - [`executor`]: carries out what it decides, over a [`Env`].
+//! - [`executor`]: carries out what it decides, over an [`Env`].
 //! - [`message`]: the control messages that the two ends exchange, and their bytes.
 //! - [`seal`]: what keeps strangers' messages out.
 //! - [`slots`]: which path an epoch uses, the same at both ends.

@@ -9,7 +9,9 @@
 //! given from the journal's rings, one by one, and waits where the peer's answer about a key is not
 //! there yet. On the default path that is one branch.
 
-use crate::cq::{CqReservation, Member, ProviderCq};
+mod completions;
+
+use crate::cq::{CqReservation, Member};
 use crate::device::{Opened, PdUse};
 use crate::interceptor::Notes;
 use crate::lock;
@@ -18,7 +20,7 @@ use crate::srq::{ProviderSrq, SrqUse};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
-use unbroken_journal::{Config, Journal, Mutation, Posted, Queue, Slot};
+use unbroken_journal::{Config, Journal, Mutation, Posted};
 use unbroken_types::{Completions, Progress, QpCaps, QpState, SendOpcode, Sge, Wc, WcStatus};
 use unbroken_verbs::{
     Backlog, Cq, DeviceEvent, DeviceQp, Error, KeyWaiter, PostError, QpEvent, QpInit, QpModify,
@@ -407,79 +409,6 @@ impl JournaledQp {
             self.tell(WcStatus::FatalErr);
         }
     }
-
-    // ---- completions ----
-
-    /// Completions of the device: `looked` where both its CQs were found empty behind them.
-    fn handle(&self, wcs: &[Wc], looked: bool) -> bool {
-        let mut st = self.lock();
-        let mut out = self.out();
-        if !wcs.is_empty() {
-            let now_us = (self.opened.host.now_us)();
-            match &self.srq {
-                None => wcs.iter().for_each(|wc| st.journal.handle_wc(now_us, wc, &mut out)),
-                Some(srq) => self.handle_shared(&mut st, &srq.srq, now_us, wcs, &mut out),
-            }
-        }
-        if st.last_wqe {
-            self.report_last_wqe(&mut st);
-        }
-        if out.lost {
-            self.overran(&mut st);
-        }
-        if let Some(status) = st.journal.poll_failure(looked) {
-            self.tell(status);
-        }
-        st.journal.is_puzzled()
-    }
-
-    /// Completions of a QP with an SRQ: those of receives name what the device was lent.
-    fn handle_shared(
-        &self,
-        st: &mut State,
-        srq: &ProviderSrq,
-        now_us: u64,
-        wcs: &[Wc],
-        out: &mut Out<'_>,
-    ) {
-        let mut used = false;
-        for wc in wcs {
-            let Some(Slot::Entry(Queue::Recv, slot)) = Slot::parse(wc.wr_id) else {
-                st.journal.handle_wc(now_us, wc, out);
-                continue;
-            };
-            let goes_through = if st.journal.is_over() {
-                false
-            } else if wc.status == WcStatus::Success as u32 {
-                st.journal.handle_shared_recv(now_us);
-                true
-            } else {
-                st.journal.handle_shared_recv_error(wc, out)
-            };
-            used = true;
-            match goes_through {
-                false => srq.unused(slot),
-                true => {
-                    let Some(wr_id) = srq.used(slot) else { continue };
-                    out.recv(Wc { wr_id, qp_num: st.journal.wc_qpn(), ..*wc }, false);
-                }
-            }
-        }
-        if used {
-            srq.feed();
-        }
-    }
-
-    /// Brings over what both CQs have.
-    pub(crate) fn bring_all(&self) {
-        self.sends.cq().bring_all();
-        if !self.sends.is_at(self.recvs.cq()) {
-            self.recvs.cq().bring_all();
-            // The reason of a flush in the second may have come to the first meanwhile.
-            self.sends.cq().bring_all();
-        }
-        self.handle(&[], true);
-    }
 }
 
 /// The peer's key of a send, where it names one. `None`: it is not known yet.
@@ -490,29 +419,6 @@ fn translate_remote(remote: Option<&RemoteNic>, wr: &SendWr<'_>) -> Option<u32> 
         return Some(wr.rkey);
     }
     r.key(wr.rkey)
-}
-
-impl Member for JournaledQp {
-    fn take(&self, _from: &ProviderCq, wcs: &[Wc]) -> bool {
-        self.handle(wcs, false)
-    }
-
-    fn settle(&self, found_empty: &ProviderCq) -> bool {
-        let other = if self.sends.is_at(found_empty) { &self.recvs } else { &self.sends };
-        if !other.is_at(found_empty) && !other.cq().try_bring() {
-            return false;
-        }
-        self.handle(&[], true);
-        true
-    }
-
-    fn lost(&self) {
-        let mut st = self.lock();
-        if st.journal.held().is_none() && !st.journal.ended() {
-            st.journal.handle_fatal();
-            self.tell(WcStatus::FatalErr);
-        }
-    }
 }
 
 impl KeyWaiter for JournaledQp {

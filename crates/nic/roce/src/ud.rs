@@ -7,9 +7,9 @@
 //! cannot be read takes the QP to SQE, a receive whose memory cannot be written takes it to ERR;
 //! what is outstanding there is flushed.
 //!
-//! A QP that was made so ([`UdConfig::suspend_on_error`]) stops and keeps its WRs when the NIC fails
-//! it; another takes them over ([`UdQp::quiesce`], [`UdQp::adopt`]). What has been handed to the
-//! sink is gone, as ever.
+//! A QP that was made so ([`UdConfig::suspend_on_error`]) stops and keeps its WRs when the NIC
+//! fails it; another takes them over ([`UdQp::quiesce`], [`UdQp::adopt`]). What has been handed to
+//! the sink is gone, as ever.
 
 use crate::inbound::Refusal;
 use crate::io::{Memory, Payload, SinkError, UdSink};

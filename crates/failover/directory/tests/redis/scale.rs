@@ -38,8 +38,8 @@ fn info(server: &Server, name: &str) -> u64 {
     line.and_then(|value| value.trim().parse().ok()).unwrap_or_else(|| panic!("no {name}: {text}"))
 }
 
-/// What the server says that a key with its value takes: those of a QP, all as long. What it uses in
-/// all says little, since the buffers of a thousand connections come and go.
+/// What the server says that a key with its value takes: those of a QP, all as long. What it uses
+/// in all says little, since the buffers of a thousand connections come and go.
 fn bytes_of_a_qp(server: &Server) -> u64 {
     let keys = server.ask(&["--scan", "--pattern", "lab:*:qp:*"]);
     let key = keys.lines().next().expect("there are entries of QPs");
