@@ -17,7 +17,7 @@ use unbroken_failover_protocol::message::{
 };
 use unbroken_failover_protocol::seal::Key;
 use unbroken_failover_protocol::{
-    slot_of, Action, Belief, Config, Endpoint, LogicalQp, OpenError, Opened, QuiesceError,
+    slot_of, Action, Config, Endpoint, Liveness, LogicalQp, OpenError, Opened, QuiesceError,
     Quiesced, Reason, SlotPath, SlotTable, State,
 };
 use unbroken_types::{Gid, Messages, Mtu, PeerDone, WcStatus};
@@ -111,7 +111,7 @@ pub fn run(input: &[u8]) {
         fenced: false,
     };
     for path in (0..RAILS).flat_map(|l| (0..RAILS).map(move |r| SlotPath { local: l, remote: r })) {
-        world.qp.set_path_belief(0, path, Belief::Alive);
+        world.qp.set_path_liveness(0, path, Liveness::Alive);
     }
     let mut bytes = Bytes(input);
     for _ in 0..MAX_STEPS {
@@ -183,9 +183,9 @@ impl World {
             }
             step::BELIEVE => {
                 let path = SlotPath { local: arg % RAILS, remote: arg / RAILS % RAILS };
-                let belief =
-                    [Belief::NoNic, Belief::Silent, Belief::Alive][usize::from(arg >> 6) % 3];
-                self.qp.set_path_belief(self.now_us, path, belief);
+                let liveness =
+                    [Liveness::NoNic, Liveness::Silent, Liveness::Alive][usize::from(arg >> 6) % 3];
+                self.qp.set_path_liveness(self.now_us, path, liveness);
             }
             step::WAIT => {
                 // To the deadline, or as long as is said.

@@ -220,7 +220,7 @@ impl Executor {
         self.learn(env);
         let now_us = env.now_us();
         if let (Some(path), Reason::PostFailed) = (self.lqp.path(), reason) {
-            self.lqp.set_path_belief(now_us, path, Liveness::NoNic);
+            self.lqp.set_path_liveness(now_us, path, Liveness::NoNic);
         }
         self.lqp.suspect(now_us, self.lqp.epoch(), reason);
         self.run(env);

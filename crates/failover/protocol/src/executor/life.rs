@@ -140,7 +140,7 @@ impl Executor {
         if done.is_err() {
             let now_us = env.now_us();
             if let Some(path) = self.lqp.path() {
-                self.lqp.set_path_belief(now_us, path, Liveness::NoNic);
+                self.lqp.set_path_liveness(now_us, path, Liveness::NoNic);
             }
             self.lqp.suspect(now_us, self.lqp.epoch(), Reason::PostFailed);
         }

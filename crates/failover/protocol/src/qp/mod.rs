@@ -497,7 +497,7 @@ impl LogicalQp {
     }
 
     /// The same for every slot of a path.
-    pub fn set_path_belief(&mut self, now_us: u64, path: SlotPath, liveness: Liveness) {
+    pub fn set_path_liveness(&mut self, now_us: u64, path: SlotPath, liveness: Liveness) {
         for slot in 0..SLOTS as u8 {
             if self.slots.get(slot) == Some(path) {
                 self.liveness_of_slots[usize::from(slot)] = liveness;

@@ -479,12 +479,12 @@ fn what_an_error_of_the_program_has_ended_stays_ended() {
 #[test]
 fn idle_ends_that_do_not_agree_on_a_path_do_not_race() {
     let (mut a, mut b) = pair(2);
-    a.0.set_path_belief(0, SlotPath { local: 1, remote: 1 }, Liveness::NoNic);
-    b.0.set_path_belief(0, SlotPath { local: 0, remote: 0 }, Liveness::NoNic);
+    a.0.set_path_liveness(0, SlotPath { local: 1, remote: 1 }, Liveness::NoNic);
+    b.0.set_path_liveness(0, SlotPath { local: 0, remote: 0 }, Liveness::NoNic);
     for (local, remote) in [(0, 1), (1, 0)] {
         [&mut a.0, &mut b.0]
             .into_iter()
-            .for_each(|q| q.set_path_belief(0, SlotPath { local, remote }, Liveness::NoNic));
+            .for_each(|q| q.set_path_liveness(0, SlotPath { local, remote }, Liveness::NoNic));
     }
     let idle = Quiesced { idle: true, exact: true, ..Quiesced::default() };
     let mut now = 0;

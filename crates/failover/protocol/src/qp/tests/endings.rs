@@ -55,7 +55,7 @@ fn a_path_that_comes_up_ends_the_waiting() {
     a.0.suspect(0, 0, Reason::PortDown);
     settle(0, &mut a, &mut b);
     assert_eq!(a.0.state(), State::Parked { until_us: None });
-    a.0.set_path_belief(5_000_000, SlotPath { local: 1, remote: 1 }, Liveness::Alive);
+    a.0.set_path_liveness(5_000_000, SlotPath { local: 1, remote: 1 }, Liveness::Alive);
     settle(5_000_000, &mut a, &mut b);
     assert_eq!((a.0.state(), slot_of(a.0.epoch())), (State::Active, 1));
 }

@@ -53,7 +53,7 @@ fn tries_until_they_meet(seed: u64, mutation: Mutation) -> Option<usize> {
             return Some(tries);
         }
         now += 30_000;
-        a.0.set_path_belief(now, path, Liveness::Silent);
+        a.0.set_path_liveness(now, path, Liveness::Silent);
     }
     None
 }
@@ -122,7 +122,7 @@ fn what_is_left_by_choice_was_not_tried_in_vain() {
     b.0.handle_fence(2_000_000, true, false);
     settle(2_000_000, &mut a, &mut b);
     assert_eq!((a.0.path(), a.0.state()), (Some(home), State::Active));
-    a.0.set_path_belief(2_000_000, home, Liveness::NoNic);
+    a.0.set_path_liveness(2_000_000, home, Liveness::NoNic);
     a.0.suspect(2_000_000, a.0.epoch(), Reason::DeviceFatal);
     settle(2_000_000, &mut a, &mut b);
     assert_eq!((a.0.path(), a.0.state()), (Some(SlotPath { local: 1, remote: 1 }), State::Active));
