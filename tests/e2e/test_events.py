@@ -85,6 +85,7 @@ def test_program_that_goes_on_later(logs, note):
         moved = lambda: [qp for qp in qps() if qp["epoch"] > 0 and qp["state"] == "rts"]
         wait_until(moved, 20, "the QP has moved")
         usable_us = now_us()
+        # The program posts nothing for a while, which must not count as a part of the switch.
         time.sleep(0.2)
         go_on.touch()
         flush.expect_success(30)

@@ -195,7 +195,11 @@ pub(crate) struct RunArgs {
     pub(crate) nics: Option<String>,
     /// What the NICs at these addresses can do: full, or plain, as an RNIC can (in the emulated
     /// network, fabric up says it) [default: full]
-    #[arg(long, value_name = "NAME", conflicts_with = "host", value_parser = unbroken_fabric::device_kind)]
+    #[arg(
+        long,
+        value_name = "NAME", conflicts_with = "host",
+        value_parser = unbroken_fabric::device_kind
+    )]
     pub(crate) device: Option<DeviceKind>,
     /// Where processes find each other: a Redis server for those of several machines
     /// (redis://[USER@]HOST[:PORT][/DB], then ?prefix=NAME or ?lease=SECONDS or both with &),
@@ -260,7 +264,11 @@ The settings are kept in fabric.toml in the runtime folder, where single NICs ma
         nics: u8,
         /// What the ports say they are attached to: ethernet or infiniband (with LIDs; the wire is
         /// RoCEv2 all the same)
-        #[arg(long, default_value = "ethernet", value_name = "NAME", value_parser = unbroken_fabric::link_layer)]
+        #[arg(
+            long,
+            default_value = "ethernet", value_name = "NAME",
+            value_parser = unbroken_fabric::link_layer
+        )]
         link_layer: LinkLayer,
         /// The MTU of the ports: 256, 512, 1024, 2048 or 4096
         #[arg(long, default_value = "4096", value_name = "BYTES", value_parser = parse_mtu)]
@@ -270,7 +278,11 @@ The settings are kept in fabric.toml in the runtime folder, where single NICs ma
         ports: u8,
         /// What NICs can do: full (all that softnic can) or plain (what an RNIC can: no QP holds
         /// its work, nothing is shared between NICs)
-        #[arg(long, default_value = "full", value_name = "NAME", value_parser = unbroken_fabric::device_kind)]
+        #[arg(
+            long,
+            default_value = "full", value_name = "NAME",
+            value_parser = unbroken_fabric::device_kind
+        )]
         device: DeviceKind,
     },
     /// Show hosts, NICs, addresses and states

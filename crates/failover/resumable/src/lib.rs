@@ -21,9 +21,9 @@
 //! #      sink: Arc<dyn unbroken_verbs::EventSink>, host: unbroken_resumable::Host) -> unbroken_verbs::Result<()> {
 //! use unbroken_resumable::{Holding, LogicalMemory, EventInterceptor};
 //! let memory = LogicalMemory::new(2, host.spawn);             // once in a process
-//! let tap = EventInterceptor::new(sink);                                   // for each device, each time it is opened
-//! let device = open(0, tap.clone())?;
-//! let holding = Holding::new(0, device, &tap, &memory, host)?;
+//! let interceptor = EventInterceptor::new(sink); // for each device, each time it is opened
+//! let device = open(0, interceptor.clone())?;
+//! let holding = Holding::new(0, device, &interceptor, &memory, host)?;
 //! # Ok(()) }
 //! ```
 //!

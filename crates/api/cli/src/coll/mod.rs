@@ -110,7 +110,8 @@ impl By {
 pub(crate) struct BenchArgs {
     /// Hosts of the emulated network, one rank on each (a host may be named again); all ranks are
     /// started, and rank 0 prints
-    #[arg(long, value_name = "HOST,…", value_delimiter = ',', conflicts_with_all = ["rank", "ranks", "host", "id_file"])]
+    #[arg(long, value_name = "HOST,…", value_delimiter = ',',
+        conflicts_with_all = ["rank", "ranks", "host", "id_file"])]
     pub(crate) hosts: Vec<String>,
     /// This rank
     #[arg(long, requires_all = ["ranks", "id_file"])]
@@ -188,7 +189,8 @@ pub(crate) struct BenchArgs {
     #[arg(long)]
     pub(crate) no_measure: bool,
     /// What each NIC carries, in Mbit/s, for the choice of a plan, until it was measured
-    #[arg(long, value_name = "MBPS", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "MBPS", default_value_t = 100_000,
+        value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) nic_mbps: u32,
     /// How long an operation may stand still before it is an error
     #[arg(long, value_name = "TIME", default_value = "20s", value_parser = crate::args::duration)]
