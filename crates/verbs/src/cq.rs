@@ -19,10 +19,14 @@
 //! -e -t` ends at one). An event that was raised is never taken back: the program may have seen its
 //! descriptor readable.
 //!
-//! Lock order: `drivers` (read) → a device's engine → `ring`. A driver never attaches or detaches
-//! drivers.
+//! Lock order: `drivers` (read) → the turn ([`Cq::turn`]) → a device's engine → `ring`. A driver
+//! never attaches or detaches drivers, nor looks at those of a queue that it brings completions to.
+
+mod direct;
 
 use crate::{CompChannel, Error, Owner, Result};
+use direct::Direct;
+pub use direct::{Source, Turn, BATCH};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 use unbroken_types::{Wc, WcStatus};
@@ -35,13 +39,18 @@ pub trait Driver: Send + Sync {
 
     /// The queue of its own that it brings completions from, if it has one. Polls then drive the
     /// device behind that queue themselves, and have this driver [`fetch`](Self::fetch) only where
-    /// something is in it.
+    /// something is in it; one with a [`Source`] they poll, and have this driver
+    /// [`deliver`](Self::deliver) what they find.
     fn own_queue(&self) -> Option<Arc<Cq>> {
         None
     }
 
     /// Brings what is in its own queue, unless another thread is at it.
     fn fetch(&self) {}
+
+    /// Takes completions that came out of the [`Source`] of its own queue, and brings what is
+    /// there besides. The caller has the turn of the queue that they are for.
+    fn deliver(&self, _wcs: &[Wc]) {}
 
     /// The application has asked for an event: it will probably wait for it instead of polling.
     /// Must not block.
@@ -159,12 +168,16 @@ struct Attached {
     qps: AtomicU32,
     /// Of one with a queue of its own: what drives that, and the queue.
     behind: Option<(Arc<dyn Driver>, Arc<Cq>)>,
+    /// Of one whose own queue has a source: the queue.
+    direct: Option<Arc<Cq>>,
 }
 
 impl Attached {
     fn new(driver: &Arc<dyn Driver>) -> Attached {
-        let behind = driver.own_queue().and_then(|queue| Some((queue.sole_driver()?, queue)));
-        Attached { driver: driver.clone(), qps: AtomicU32::new(1), behind }
+        let own = driver.own_queue();
+        let direct = own.clone().filter(|queue| queue.source.is_some());
+        let behind = own.and_then(|queue| Some((queue.sole_driver()?, queue)));
+        Attached { driver: driver.clone(), qps: AtomicU32::new(1), behind, direct }
     }
 
     /// Changes the count of a driver's QPs. False where there is no such driver, or `step` will
@@ -222,6 +235,10 @@ pub struct Cq {
     /// Told the cookie when the queue overruns.
     on_overrun: Option<OverrunHook>,
     drivers: RwLock<Vec<Attached>>,
+    /// The only driver, where it has a source.
+    direct: Direct,
+    /// What is polled in place of the ring.
+    source: Option<Arc<dyn Source>>,
     idle: OnceLock<IdleHook>,
     channel: Option<Arc<CompChannel>>,
     owner: Owner,
@@ -232,7 +249,7 @@ pub struct Cq {
 impl Cq {
     /// A queue of at least `entries` WCs (at least 1).
     pub fn new(entries: u32, channel: Option<Arc<CompChannel>>) -> Arc<Cq> {
-        Cq::make(Owner::PROCESS, entries, channel, None)
+        Cq::make(Owner::PROCESS, entries, channel, None, None)
     }
 
     /// The same with somebody who is told when it overruns, see [`OverrunHook`].
@@ -241,7 +258,7 @@ impl Cq {
         channel: Option<Arc<CompChannel>>,
         on_overrun: impl Fn(u64) + Send + Sync + 'static,
     ) -> Arc<Cq> {
-        Cq::make(Owner::PROCESS, entries, channel, Some(Box::new(on_overrun)))
+        Cq::make(Owner::PROCESS, entries, channel, Some(Box::new(on_overrun)), None)
     }
 
     /// The same for a device. EINVAL where the channel is another's.
@@ -251,10 +268,27 @@ impl Cq {
         channel: Option<Arc<CompChannel>>,
         on_overrun: OverrunHook,
     ) -> Result<Arc<Cq>> {
-        if channel.as_ref().is_some_and(|channel| channel.owner != owner) {
-            return Err(Error::invalid("the completion channel belongs to another device"));
+        Cq::check_channel(owner, channel.as_ref())?;
+        Ok(Cq::make(owner, entries, channel, Some(on_overrun), None))
+    }
+
+    /// The same for a device whose completions are polled from a queue of its provider's.
+    pub fn of_source(
+        owner: Owner,
+        entries: u32,
+        channel: Option<Arc<CompChannel>>,
+        on_overrun: OverrunHook,
+        source: Arc<dyn Source>,
+    ) -> Result<Arc<Cq>> {
+        Cq::check_channel(owner, channel.as_ref())?;
+        Ok(Cq::make(owner, entries, channel, Some(on_overrun), Some(source)))
+    }
+
+    fn check_channel(owner: Owner, channel: Option<&Arc<CompChannel>>) -> Result<()> {
+        match channel.is_some_and(|channel| channel.owner != owner) {
+            true => Err(Error::invalid("the completion channel belongs to another device")),
+            false => Ok(()),
         }
-        Ok(Cq::make(owner, entries, channel, Some(on_overrun)))
     }
 
     fn make(
@@ -262,6 +296,7 @@ impl Cq {
         entries: u32,
         channel: Option<Arc<CompChannel>>,
         on_overrun: Option<OverrunHook>,
+        source: Option<Arc<dyn Source>>,
     ) -> Arc<Cq> {
         let limit = (entries.max(1) as usize).next_power_of_two();
         Arc::new_cyclic(|me| Cq {
@@ -282,6 +317,8 @@ impl Cq {
             len: AtomicU32::new(0),
             on_overrun,
             drivers: RwLock::new(Vec::new()),
+            direct: Direct::default(),
+            source,
             idle: OnceLock::new(),
             channel,
             owner,
@@ -299,8 +336,12 @@ impl Cq {
     }
 
     /// Changes how many entries fit to at least `entries` (at least 1). What waits stays; EINVAL
-    /// where it would not fit.
+    /// where it would not fit. A queue with a source must not be polled meanwhile: not every
+    /// provider can do both at once.
     pub fn resize(&self, entries: u32) -> Result<()> {
+        if let Some(source) = &self.source {
+            source.resize(entries)?;
+        }
         let limit = (entries.max(1) as usize).next_power_of_two();
         let mut r = self.ring();
         if r.len > entries as usize {
@@ -385,10 +426,16 @@ impl Cq {
     }
 
     /// Takes up to `out.len()` completions that are there; drives nothing.
+    #[inline]
     pub fn take(&self, out: &mut [Wc]) -> Result<usize> {
-        if self.looks_empty() {
-            return Ok(0);
+        match self.looks_empty() {
+            true => Ok(0),
+            false => self.take_some(out),
         }
+    }
+
+    #[inline(never)]
+    fn take_some(&self, out: &mut [Wc]) -> Result<usize> {
         let mut r = self.ring();
         if r.overrun {
             return Err(Error::device_gone(
@@ -408,16 +455,56 @@ impl Cq {
 
     /// Takes up to `out.len()` completions; drives the devices behind the queue when there are
     /// none.
+    #[inline]
     pub fn poll(&self, out: &mut [Wc]) -> Result<usize> {
-        let n = self.take(out)?;
-        if n > 0 || out.is_empty() {
-            return Ok(n);
-        }
-        self.drive();
-        if let Some(hook) = self.idle.get() {
-            hook.polled();
+        if self.looks_empty() && !out.is_empty() {
+            if !self.direct.bring() {
+                if let Some(source) = &self.source {
+                    return self.poll_source(&**source, out);
+                }
+                self.drive();
+            }
+            if let Some(hook) = self.idle.get() {
+                hook.polled();
+            }
         }
         self.take(out)
+    }
+
+    /// Whether a provider's queue is all that is to be asked, and has nothing: what most polls of a
+    /// busy program find. Otherwise [`Self::poll`] says what there is.
+    #[inline(always)]
+    pub fn finds_nothing(&self) -> bool {
+        let nothing = self.looks_empty() && self.direct.finds_nothing();
+        if nothing {
+            if let Some(hook) = self.idle.get() {
+                hook.polled();
+            }
+        }
+        nothing && self.looks_empty()
+    }
+
+    fn poll_source(&self, source: &dyn Source, out: &mut [Wc]) -> Result<usize> {
+        usize::try_from(source.poll(out)).or_else(|_| {
+            self.lose();
+            self.take(out)
+        })
+    }
+
+    /// Whether it has a [`Source`]: what is there is then seen by a poll alone.
+    pub fn has_source(&self) -> bool {
+        self.source.is_some()
+    }
+
+    /// The right to bring completions to this queue from the [`Source`] of another, waiting for
+    /// whoever has it.
+    pub fn turn(&self) -> Turn<'_> {
+        self.direct.turn()
+    }
+
+    /// The same unless another thread has it.
+    pub fn try_turn(&self) -> Option<Turn<'_>> {
+        self.direct.try_turn()
     }
 
     /// Has every poll that finds nothing tell `hook`, too, after the devices were driven and with
@@ -477,6 +564,9 @@ impl Cq {
             if solicited_only && r.armed != Armed::Any { Armed::Solicited } else { Armed::Any };
         let solicited_only = r.armed == Armed::Solicited;
         drop(r);
+        if let Some(source) = &self.source {
+            source.arm(solicited_only);
+        }
         drivers.iter().for_each(|attached| attached.driver.arm(solicited_only));
     }
 
@@ -567,6 +657,7 @@ impl Cq {
             return;
         }
         ds.push(fresh);
+        self.direct.set(&ds);
         drop(ds);
         // An event that was asked for before comes for its completions, too.
         let armed = self.ring().armed;
@@ -585,6 +676,7 @@ impl Cq {
         let mut ds = self.drivers.write().unwrap_or_else(PoisonError::into_inner);
         if !one_less(&ds) {
             ds.retain(|attached| !Arc::ptr_eq(&attached.driver, driver));
+            self.direct.set(&ds);
         }
     }
 

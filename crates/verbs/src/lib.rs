@@ -33,7 +33,7 @@ pub use alarm::Alarm;
 pub use aliases::UdAliases;
 pub use attr::{DeviceAttr, GidEntry, PortAttr, PortState};
 pub use channel::{CompChannel, HeldEvents};
-pub use cq::{Cq, Driver, IdleHook, OverrunHook};
+pub use cq::{Cq, Driver, IdleHook, OverrunHook, Source, Turn, BATCH};
 pub use device::{
     Capabilities, Device, DeviceCounters, DeviceEvent, DeviceQp, EventSink, IndirectEntry,
     MemoryDomain, MrChange, MrKeys, QpEvent, QpInit, QpModify, QpSnapshot, RemoteNic, ResumableQp,

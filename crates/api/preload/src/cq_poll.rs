@@ -15,7 +15,11 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut i
     let (object, out) =
         unsafe { (&*cq.cast::<CqObj>(), std::slice::from_raw_parts_mut(wc, num_entries as usize)) };
     guard(-libc::EIO, || {
-        match object.process.check().map_err(Error::from).and_then(|()| object.cq.poll(out)) {
+        let checked = object.process.check();
+        if checked.is_ok() && object.cq.finds_nothing() {
+            return 0;
+        }
+        match checked.map_err(Error::from).and_then(|()| object.cq.poll(out)) {
             Ok(n) => n as c_int,
             Err(e) => -failed("ibv_poll_cq", &e),
         }

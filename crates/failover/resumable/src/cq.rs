@@ -2,8 +2,9 @@
 //!
 //! All QPs of a device that complete in one application's CQ share one; it has room for everything
 //! that they can have outstanding, markers included, since flushes all complete. Whoever polls the
-//! ring in vain brings over what is there: one thread at a time, so that order is kept. A thread
-//! that finds another at it has nothing to do.
+//! ring in vain brings over what is there: one thread at a time, so that order is kept, with the
+//! turn of the application's CQ ([`Cq::turn`]). A thread that finds another at it has nothing to
+//! do.
 //!
 //! Events: what is here is brought over before the ring is armed. Then this CQ is armed and polled
 //! once more: what came meanwhile raises the application's event, since whoever brings it finds the
@@ -18,10 +19,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use unbroken_types::Wc;
-use unbroken_verbs::{Cq, Device, Driver, Error, Result};
+use unbroken_verbs::{Cq, Device, Driver, Error, Result, BATCH};
 
-/// Completions that are fetched at a time.
-const BATCH: usize = 32;
 /// Batches that one call brings, so that it ends.
 const MAX_BATCHES: usize = 1024;
 
@@ -48,7 +47,8 @@ struct PollState {
 pub(crate) struct ProviderCq {
     cq: Arc<Cq>,
     app: Weak<Cq>,
-    turn: Mutex<PollState>,
+    /// Taken with the turn of the application's CQ.
+    state: Mutex<PollState>,
     members: RwLock<HashMap<u32, Weak<dyn Member>>>,
     /// Entries that its QPs may need.
     needed: AtomicU32,
@@ -71,7 +71,7 @@ impl ProviderCq {
         let this = Arc::new(ProviderCq {
             cq,
             app: Arc::downgrade(app),
-            turn: Mutex::new(PollState {
+            state: Mutex::new(PollState {
                 wcs: [Wc::default(); BATCH],
                 unsettled: Vec::new(),
                 nudged: false,
@@ -91,14 +91,20 @@ impl ProviderCq {
         &self.cq
     }
 
+    /// What a source has is not seen before it is polled.
+    fn may_have_some(&self) -> bool {
+        self.cq.has_source() || !self.cq.looks_empty()
+    }
+
     pub(crate) fn is_for(&self, app: &Arc<Cq>) -> bool {
         std::ptr::eq(self.app.as_ptr(), Arc::as_ptr(app))
     }
 
     /// Makes room for a QP's work.
-    fn reserve(&self, entries: u32) -> Result<()> {
+    fn reserve(&self, app: &Cq, entries: u32) -> Result<()> {
         let needed = self.needed.fetch_add(entries, Ordering::AcqRel) + entries;
         if needed > self.cq.capacity() {
+            let _nobody_polls = (app.turn(), lock(&self.state));
             self.cq.resize(needed).inspect_err(|_| self.release(entries))?;
         }
         Ok(())
@@ -134,30 +140,35 @@ impl ProviderCq {
     /// Brings over what is there, waiting for whoever is at it.
     pub(crate) fn bring_all(&self) {
         self.cq.bring();
-        self.bring_in_turn(&mut lock(&self.turn));
+        let app = self.app.upgrade();
+        let _turn = app.as_ref().map(|app| app.turn());
+        self.bring_in_turn(&[]);
     }
 
     /// The same unless another thread is at it. Gives whether it was found empty.
     pub(crate) fn try_bring(&self) -> bool {
-        let Ok(mut turn) = self.turn.try_lock() else { return false };
-        self.bring_in_turn(&mut turn)
+        let app = self.app.upgrade();
+        let turn = app.as_ref().map(|app| app.try_turn());
+        match turn {
+            Some(None) => false,
+            _ => self.bring_in_turn(&[]),
+        }
     }
 
-    fn bring_in_turn(&self, turn: &mut PollState) -> bool {
-        let PollState { wcs, unsettled, nudged } = turn;
+    /// Hands out `first`, which came out of the device's CQ, and what is there besides. The caller
+    /// has the turn of the application's CQ.
+    fn bring_in_turn(&self, first: &[Wc]) -> bool {
+        let PollState { wcs, unsettled, nudged } = &mut *lock(&self.state);
+        self.hand_out(first, unsettled);
         let mut empty = false;
-        for _ in 0..MAX_BATCHES {
+        // Fewer than were asked for: those were all.
+        let more = first.is_empty() || first.len() == BATCH || !unsettled.is_empty();
+        for _ in 0..if more { MAX_BATCHES } else { 0 } {
             let Ok(n) = self.cq.poll(wcs) else {
                 self.overran();
                 return true;
             };
-            for run in wcs[..n].chunk_by(|a, b| a.qp_num == b.qp_num) {
-                // One that was destroyed meanwhile wants its completions no more.
-                let Some(member) = self.member(run[0].qp_num) else { continue };
-                if member.take(self, run) && !unsettled.iter().any(|m| Arc::ptr_eq(m, &member)) {
-                    unsettled.push(member);
-                }
-            }
+            self.hand_out(&wcs[..n], unsettled);
             empty = n == 0;
             if n < BATCH && (empty || unsettled.is_empty()) {
                 break;
@@ -171,6 +182,16 @@ impl ProviderCq {
             self.cq.nudge(*nudged);
         }
         empty
+    }
+
+    fn hand_out(&self, wcs: &[Wc], unsettled: &mut Vec<Arc<dyn Member>>) {
+        for run in wcs.chunk_by(|a, b| a.qp_num == b.qp_num) {
+            // One that was destroyed meanwhile wants its completions no more.
+            let Some(member) = self.member(run[0].qp_num) else { continue };
+            if member.take(self, run) && !unsettled.iter().any(|m| Arc::ptr_eq(m, &member)) {
+                unsettled.push(member);
+            }
+        }
     }
 
     #[cold]
@@ -206,9 +227,13 @@ impl Driver for ProviderCq {
     }
 
     fn fetch(&self) {
-        if !self.cq.looks_empty() {
+        if self.may_have_some() {
             self.try_bring();
         }
+    }
+
+    fn deliver(&self, wcs: &[Wc]) {
+        self.bring_in_turn(wcs);
     }
 
     fn own_queue(&self) -> Option<Arc<Cq>> {
@@ -220,7 +245,7 @@ impl Driver for ProviderCq {
     }
 
     fn bring(&self) {
-        if !self.cq.looks_empty() {
+        if self.may_have_some() {
             self.bring_all();
         }
     }
@@ -264,7 +289,7 @@ impl CqReservation {
     /// Room for `entries` and a marker.
     pub(crate) fn new(cq: Arc<ProviderCq>, app: &Arc<Cq>, entries: u32) -> Result<CqReservation> {
         let room = entries + 1;
-        cq.reserve(room)?;
+        cq.reserve(app, room)?;
         Ok(CqReservation { cq, app: app.clone(), room })
     }
 
@@ -288,6 +313,8 @@ impl CqReservation {
     /// From now on the completions of the device's QP go to `member`, and polls of the
     /// application's CQ bring them.
     pub(crate) fn join(&self, qpn: u32, member: &Arc<dyn Member>) {
+        // What is there with this number is of a QP that had it before, and was destroyed.
+        self.cq.bring_all();
         self.cq.add(qpn, member);
         let driver: Arc<dyn Driver> = self.cq.clone();
         self.app.attach(&driver);

@@ -359,10 +359,9 @@ impl Device for HostDevice {
         self.shared.gid
     }
 
-    /// Also what the kernel tells of the device.
+    /// What the kernel tells of the device: completions stay with the provider until they are
+    /// polled.
     fn drain(&self) {
-        let cqs: Vec<_> = lock(&self.shared.cqs).values().filter_map(Weak::upgrade).collect();
-        cqs.iter().for_each(|cq| cq.fetch_all());
         self.shared.take_async_events();
     }
 
@@ -408,12 +407,7 @@ impl Device for HostDevice {
         let cookie = s.next_cookie.fetch_add(1, Ordering::Relaxed);
         let events = channel.as_ref().map(|_| s.channel.0);
         let behind = HostCq::new(&s.context, entries, events, cookie)?;
-        let keep = behind.clone();
-        let hook: OverrunHook = Box::new(move |cookie| {
-            let _keep = &keep;
-            on_overrun(cookie);
-        });
-        let ring = Cq::of_device(self.owner, entries, channel, hook)?;
+        let ring = Cq::of_source(self.owner, entries, channel, on_overrun, behind.clone())?;
         behind.set_ring(&ring);
         let mut cqs = lock(&s.cqs);
         cqs.retain(|_, cq| cq.strong_count() > 0);

@@ -15,8 +15,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use unbroken_types::{PdHandle, QpCaps, QpState, QpType, SendFlags, Sge, UdDest};
 use unbroken_verbs::abi::*;
 use unbroken_verbs::{
-    Cq, DeviceQp, Driver, Error, MemoryDomain, QpInit, QpModify, QpSnapshot, RcModify, RecvWr,
-    Result, SendBatch, SendWr,
+    DeviceQp, Error, MemoryDomain, QpInit, QpModify, QpSnapshot, RcModify, RecvWr, Result,
+    SendBatch, SendWr,
 };
 
 /// Sends of a list that are given to the provider at a time.
@@ -43,7 +43,7 @@ pub(crate) struct HostQp {
     attrs: Mutex<QpModify>,
     /// The port that it uses, from 1.
     port: AtomicU8,
-    cqs: [(Arc<HostCq>, Arc<Cq>); 2],
+    _cqs: [Arc<HostCq>; 2],
     uses: Mutex<Option<Uses>>,
     /// Whether the provider still has it: read over each use, written when it is destroyed.
     exists: RwLock<bool>,
@@ -66,12 +66,7 @@ impl HostQp {
         init: &QpInit,
     ) -> Result<HostQp> {
         let context = &shared.context;
-        let behind = |ring: &Arc<Cq>| {
-            let cq = shared.cq_behind(ring)?;
-            cq.fit(ring)?;
-            Ok::<_, Error>((cq, ring.clone()))
-        };
-        let cqs = [behind(&init.send_cq)?, behind(&init.recv_cq)?];
+        let cqs = [shared.cq_behind(&init.send_cq)?, shared.cq_behind(&init.recv_cq)?];
         let srq = init.srq.as_ref().map(|srq| shared.srq_behind(srq)).transpose()?;
         // SAFETY: an open context; the slots never change.
         let ops = unsafe { (*context.raw()).ops };
@@ -83,8 +78,8 @@ impl HostQp {
         let caps = init.caps;
         let mut attr = ibv_qp_init_attr {
             qp_context: null_mut(),
-            send_cq: cqs[0].0.raw.0,
-            recv_cq: cqs[1].0.raw.0,
+            send_cq: cqs[0].raw.0,
+            recv_cq: cqs[1].raw.0,
             srq: srq.as_ref().map_or(null_mut(), |srq| srq.raw.0),
             cap: ibv_qp_cap {
                 max_send_wr: caps.max_send_wr,
@@ -105,13 +100,6 @@ impl HostQp {
         }
         // SAFETY: just made.
         let qpn = unsafe { (*raw).qp_num };
-        for (cq, ring) in &cqs {
-            // What is there with this number is of a QP that had it before, and was destroyed.
-            cq.fetch_all();
-            ring.purge(qpn);
-            let driver: Arc<dyn Driver> = cq.clone();
-            ring.attach(&driver);
-        }
         let resolver = init.control.then(|| shared.resolver.clone());
         Ok(HostQp {
             shared: shared.clone(),
@@ -125,7 +113,7 @@ impl HostQp {
             post_recv,
             attrs: Mutex::default(),
             port: AtomicU8::new(1),
-            cqs,
+            _cqs: cqs,
             uses: Mutex::new(Some(Uses { _srq: srq, pd: init.pd })),
             exists: RwLock::new(true),
         })
@@ -298,17 +286,10 @@ impl DeviceQp for HostQp {
         if !std::mem::replace(&mut *exists, false) {
             return;
         }
-        // Providers take the completions of a QP that is destroyed out of its CQs.
-        self.cqs.iter().for_each(|(cq, _)| cq.fetch_all());
         // SAFETY: a QP of ours, once: nobody is using it, and nobody will.
         unsafe { self.shared.context.library.destroy_qp(self.raw.0) };
         drop(exists);
         self.handles.clear();
-        for (cq, ring) in &self.cqs {
-            cq.fetch_all();
-            let driver: Arc<dyn Driver> = cq.clone();
-            ring.detach(&driver);
-        }
         if let Some(uses) = lock(&self.uses).take() {
             self.memory.unuse_pd(uses.pd);
         }

@@ -1,0 +1,133 @@
+//! Completions of a provider's queue, polled with nothing in between.
+//!
+//! Most polls of a busy program find nothing. Behind the queue of a program there is one driver as
+//! a rule, and behind that one queue of a provider. A poll goes straight there: it takes the
+//! *turn* of the program's queue, asks the provider, and is done where nothing is there. What is
+//! there goes to the driver ([`Driver::deliver`]).
+//!
+//! Invariant: completions come to the program's queue in the order in which they came out of the
+//! provider's. So whoever takes some out of a source has the turn until they are delivered.
+
+use super::{Attached, Cq, Driver};
+use crate::Result;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use unbroken_types::Wc;
+
+/// Completions that are taken out of a source at a time.
+pub const BATCH: usize = 32;
+
+/// A provider's queue, which is polled in place of a ring.
+pub trait Source: Send + Sync {
+    /// Takes out completions, oldest first: at most `out.len()`. Their number; a negative one where
+    /// the queue has lost some, or cannot be polled any more.
+    fn poll(&self, out: &mut [Wc]) -> i32;
+
+    /// Asks the provider for one event at the next completion, if it is to have events. Whoever
+    /// takes that event calls [`Cq::fire`].
+    fn arm(&self, solicited_only: bool);
+
+    /// At least that many entries fit from now on. Nobody polls meanwhile.
+    fn resize(&self, entries: u32) -> Result<()>;
+}
+
+/// The only driver of a queue, whose own queue has a source.
+struct Sole {
+    driver: Arc<dyn Driver>,
+    queue: Arc<Cq>,
+    source: Arc<dyn Source>,
+    wcs: [Wc; BATCH],
+}
+
+impl Sole {
+    #[inline(always)]
+    fn finds_nothing(&mut self) -> bool {
+        if !self.queue.looks_empty() {
+            // Something in its ring, or a nudge: for the driver.
+            self.driver.deliver(&[]);
+            return false;
+        }
+        let n = self.source.poll(&mut self.wcs);
+        if n != 0 {
+            self.deliver(n);
+        }
+        n == 0
+    }
+
+    #[inline(never)]
+    fn deliver(&mut self, n: i32) {
+        match usize::try_from(n) {
+            Ok(n) => self.driver.deliver(&self.wcs[..n]),
+            Err(_) => {
+                self.queue.lose();
+                self.driver.deliver(&[]);
+            }
+        }
+    }
+}
+
+/// See [`Cq::turn`].
+pub struct Turn<'a>(#[allow(dead_code)] MutexGuard<'a, Option<Box<Sole>>>);
+
+/// The turn of a queue, and what polls it directly.
+#[derive(Default)]
+pub(super) struct Direct {
+    sole: Mutex<Option<Box<Sole>>>,
+    /// There is one, as far as can be seen without the turn.
+    there: AtomicBool,
+}
+
+impl Direct {
+    /// Asks the source of the only driver. True: it has nothing, or another thread is at it, which
+    /// leaves nothing to do. What there is has been delivered.
+    #[inline(always)]
+    pub(super) fn finds_nothing(&self) -> bool {
+        if !self.there.load(Ordering::Relaxed) {
+            return false;
+        }
+        match self.sole.try_lock() {
+            Ok(mut turn) => turn.as_mut().is_some_and(|sole| sole.finds_nothing()),
+            Err(TryLockError::WouldBlock) => true,
+            Err(TryLockError::Poisoned(turn)) => {
+                turn.into_inner().as_mut().is_some_and(|sole| sole.finds_nothing())
+            }
+        }
+    }
+
+    /// Has the only driver bring what is there. False where there is no such driver.
+    pub(super) fn bring(&self) -> bool {
+        self.there.load(Ordering::Relaxed) && {
+            self.finds_nothing();
+            true
+        }
+    }
+
+    /// The drivers are these from now on.
+    pub(super) fn set(&self, drivers: &[Attached]) {
+        let sole = match drivers {
+            [Attached { driver, direct: Some(queue), .. }] => queue.source.as_ref().map(|source| {
+                let (driver, queue, source) = (driver.clone(), queue.clone(), source.clone());
+                Box::new(Sole { driver, queue, source, wcs: [Wc::default(); BATCH] })
+            }),
+            _ => None,
+        };
+        let mut turn = self.sole.lock().unwrap_or_else(PoisonError::into_inner);
+        self.there.store(sole.is_some(), Ordering::Relaxed);
+        let before = std::mem::replace(&mut *turn, sole);
+        // What that held may end with it.
+        drop(turn);
+        drop(before);
+    }
+
+    pub(super) fn turn(&self) -> Turn<'_> {
+        Turn(self.sole.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(super) fn try_turn(&self) -> Option<Turn<'_>> {
+        match self.sole.try_lock() {
+            Ok(turn) => Some(Turn(turn)),
+            Err(TryLockError::Poisoned(turn)) => Some(Turn(turn.into_inner())),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+}
