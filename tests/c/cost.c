@@ -11,7 +11,7 @@
 #include <valgrind/callgrind.h>
 
 /* A poll in 256 does more than the others, so each batch has one of those. */
-enum { BATCH = 256, BATCHES = 15, RECV_BATCH = 8, LIMIT_US = 60 * 1000000, TURN_US = 2000 };
+enum { BATCH = 256, BATCHES = 15, RECV_BATCH = 8, LIST = 8, LIMIT_US = 60 * 1000000, TURN_US = 2000 };
 
 static struct pair pair;
 static struct ibv_cq *cq, *other;
@@ -61,6 +61,31 @@ static void sends(int calls)
     }
 }
 
+/* Lists of LIST writes. */
+static void lists(int calls)
+{
+    struct ibv_sge sge = { (uintptr_t)pair.memory, 8, pair.mr->lkey };
+    struct ibv_send_wr wrs[LIST], *bad;
+    int call, i, e;
+
+    for (call = 0; call < calls; call++) {
+        memset(wrs, 0, sizeof(wrs));
+        for (i = 0; i < LIST; i++) {
+            wrs[i].wr_id = call;
+            wrs[i].next = i < LIST - 1 ? &wrs[i + 1] : NULL;
+            wrs[i].sg_list = &sge;
+            wrs[i].num_sge = 1;
+            wrs[i].opcode = IBV_WR_RDMA_WRITE;
+            wrs[i].wr.rdma.remote_addr = (uintptr_t)pair.memory + PAIR_BYTES / 2;
+            wrs[i].wr.rdma.rkey = pair.mr->rkey;
+        }
+        COUNTED(e = ibv_post_send(pair.from, wrs, &bad));
+        check(e, "ibv_post_send of a list");
+        for (i = 0; i < LIST; i++)
+            completed(call);
+    }
+}
+
 static void empty_polls(int calls)
 {
     struct ibv_wc wc;
@@ -102,6 +127,8 @@ int main(void)
     CALLGRIND_ZERO_STATS;
     for (i = 0; i < BATCHES; i++)
         sends(BATCH), counted("post_send", BATCH);
+    for (i = 0; i < BATCHES; i++)
+        lists(BATCH / LIST), counted("post_list", BATCH / LIST);
     for (i = 0; i < BATCHES; i++)
         empty_polls(BATCH), counted("empty_poll", BATCH);
     for (i = 0; i < PAIR_DEPTH / RECV_BATCH; i++)

@@ -23,208 +23,22 @@
 //! never attaches or detaches drivers, nor looks at those of a queue that it brings completions to.
 
 mod direct;
+mod drivers;
+mod ring;
 
 use crate::{CompChannel, Error, Owner, Result};
 use direct::Direct;
 pub use direct::{Source, Turn, BATCH};
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicU8, Ordering};
+use drivers::Attached;
+pub use drivers::{Driver, IdleHook};
+use ring::{Armed, Ring};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 use unbroken_types::{Wc, WcStatus};
-
-/// Something that makes progress when it is driven: the engine of a software NIC, or the poller of
-/// a real one.
-pub trait Driver: Send + Sync {
-    /// Does what can be done now without waiting. Called by application threads; must not block.
-    fn drive(&self);
-
-    /// The queue of its own that it brings completions from, if it has one. Polls then drive the
-    /// device behind that queue themselves, and have this driver [`fetch`](Self::fetch) only where
-    /// something is in it; one with a [`Source`] they poll, and have this driver
-    /// [`deliver`](Self::deliver) what they find.
-    fn own_queue(&self) -> Option<Arc<Cq>> {
-        None
-    }
-
-    /// Brings what is in its own queue, unless another thread is at it.
-    fn fetch(&self) {}
-
-    /// Takes completions that came out of the [`Source`] of its own queue, and brings what is
-    /// there besides. The caller has the turn of the queue that they are for.
-    fn deliver(&self, _wcs: &[Wc]) {}
-
-    /// The application has asked for an event: it will probably wait for it instead of polling.
-    /// Must not block.
-    fn about_to_wait(&self) {}
-
-    /// A driver that brings completions from a queue of its own brings those that are known to be
-    /// there: the queue is about to be armed, and they are not what is asked for.
-    fn bring(&self) {}
-
-    /// The queue has been armed. A driver that brings completions from a queue of its own arms that
-    /// one, too, and brings what has come meanwhile: so while the queue is armed, its own one is,
-    /// or the next completion is on its way.
-    fn arm(&self, _solicited_only: bool) {}
-
-    /// Has [`Cq::remind`] called with that number by a thread of its own after a moment, long
-    /// enough for a program that polls once it has armed. False where there is no such thread:
-    /// whoever asks does it himself. Must not block.
-    fn remind_later(&self, _cq: &Weak<Cq>, _owed_for: u64) -> bool {
-        false
-    }
-}
-
-/// When the next pushed WC raises an event on the channel.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Armed {
-    No,
-    Solicited,
-    Any,
-}
-
-struct Ring {
-    /// Power-of-two storage; `head` and `len` in entries.
-    slots: Box<[Wc]>,
-    head: usize,
-    len: usize,
-    /// What the application asked for; at most `slots.len()`.
-    limit: usize,
-    armed: Armed,
-    /// WCs pushed so far, those without room included; the WC pushed last has this number.
-    pushed: u64,
-    /// The numbers of the last WC, and of the last that a request for solicited ones is for, that
-    /// came since the last event. 0: none.
-    silent: u64,
-    silent_solicited: u64,
-    /// The program armed the queue while this WC waited, one of those, and has got no event yet. 0:
-    /// none.
-    owed_for: u64,
-    overrun: bool,
-    /// See [`Cq::nudge`].
-    nudged: bool,
-}
-
-impl Ring {
-    /// What pollers are told of its length: an overrun ring has something to say to them, even
-    /// where it is empty, as has one that was nudged.
-    fn hint(&self) -> u32 {
-        (self.len as u32).max(u32::from(self.overrun || self.nudged))
-    }
-
-    /// Takes note of a WC that has been pushed; whether it raises the event that was asked for.
-    #[inline]
-    fn came(&mut self, solicited: bool) -> bool {
-        self.pushed += 1;
-        let fire = match self.armed {
-            Armed::No => false,
-            Armed::Any => true,
-            Armed::Solicited => solicited,
-        };
-        if fire {
-            self.said();
-            return true;
-        }
-        self.silent = self.pushed;
-        if solicited {
-            self.silent_solicited = self.pushed;
-        }
-        false
-    }
-
-    /// An event is raised, for all that is there.
-    fn said(&mut self) {
-        (self.armed, self.silent, self.silent_solicited, self.owed_for) = (Armed::No, 0, 0, 0);
-    }
-
-    /// The last WC that waits, that the queue is armed for, and that came since the last event. 0:
-    /// none.
-    fn waits_in_silence(&self) -> u64 {
-        let last = match self.armed {
-            Armed::No => 0,
-            Armed::Solicited => self.silent_solicited,
-            Armed::Any => self.silent,
-        };
-        if self.waits(last) {
-            last
-        } else {
-            0
-        }
-    }
-
-    /// Whether the WC of that number waits. Those that wait are the last `len`, see [`Cq::purge`].
-    fn waits(&self, number: u64) -> bool {
-        number > self.pushed - self.len as u64
-    }
-}
 
 /// Told the cookie of a queue when it overruns, once. Called with a device's lock held: it may
 /// queue and wake, nothing else.
 pub type OverrunHook = Box<dyn Fn(u64) + Send + Sync>;
-
-/// A driver of a queue.
-struct Attached {
-    driver: Arc<dyn Driver>,
-    /// QPs that complete here by it. Above 0 it is counted under the read lock, so that neither a
-    /// QP that is made nor one that ends waits for whoever polls.
-    qps: AtomicU32,
-    /// Of one with a queue of its own: what drives that, and the queue.
-    behind: Option<(Arc<dyn Driver>, Arc<Cq>)>,
-    /// Of one whose own queue has a source: the queue.
-    direct: Option<Arc<Cq>>,
-}
-
-impl Attached {
-    fn new(driver: &Arc<dyn Driver>) -> Attached {
-        let own = driver.own_queue();
-        let direct = own.clone().filter(|queue| queue.source.is_some());
-        let behind = own.and_then(|queue| Some((queue.sole_driver()?, queue)));
-        Attached { driver: driver.clone(), qps: AtomicU32::new(1), behind, direct }
-    }
-
-    /// Changes the count of a driver's QPs. False where there is no such driver, or `step` will
-    /// not.
-    fn count(ds: &[Attached], driver: &Arc<dyn Driver>, step: impl Fn(u32) -> Option<u32>) -> bool {
-        let found = ds.iter().find(|attached| Arc::ptr_eq(&attached.driver, driver));
-        found.is_some_and(|attached| {
-            attached.qps.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step).is_ok()
-        })
-    }
-
-    #[inline(always)]
-    fn drive(&self) {
-        let Some((device, queue)) = &self.behind else { return self.driver.drive() };
-        device.drive();
-        if !queue.looks_empty() {
-            self.driver.fetch();
-        }
-    }
-}
-
-/// What polls that find nothing do besides ([`Cq::set_idle_hook`]): they look at a channel of
-/// somebody else's, and do what he has for them when there are events, and each time that a byte of
-/// counted polls has run over: every 50 to 200 µs of a thread that polls all the time.
-pub struct IdleHook {
-    polls: AtomicU8,
-    channel: Arc<CompChannel>,
-    /// It may do what a driver must not, such as making QPs.
-    look: Box<dyn Fn() + Send + Sync>,
-}
-
-impl IdleHook {
-    /// Looks at that channel, and calls `look`.
-    pub fn new(channel: &Arc<CompChannel>, look: impl Fn() + Send + Sync + 'static) -> IdleHook {
-        IdleHook { polls: AtomicU8::new(0), channel: channel.clone(), look: Box::new(look) }
-    }
-
-    #[inline(always)]
-    fn polled(&self) {
-        // A count that two threads change at once may lose one: that is harmless, and cheaper.
-        let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
-        self.polls.store(polls, Ordering::Relaxed);
-        if polls == 0 || self.channel.has_events() {
-            (self.look)();
-        }
-    }
-}
 
 /// A completion queue.
 pub struct Cq {

@@ -14,8 +14,8 @@
 //! as on any QP. Where a device cannot do that, it is done above it, by a journal.
 
 use crate::{
-    Backlog, CompChannel, Cq, LimitHook, OverrunHook, PortAttr, RcModify, RecvWr, RemoteKeys,
-    Result, SendBatch, SendWr, Srq, SrqAttr, Translation,
+    Backlog, CompChannel, Cq, LimitHook, ListResult, OverrunHook, PortAttr, RcModify, RecvWr,
+    RemoteKeys, Result, SendBatch, SendWr, Srq, SrqAttr, Translation,
 };
 use std::sync::Arc;
 use unbroken_types::{
@@ -333,6 +333,21 @@ pub trait DeviceQp: Send + Sync {
     }
     /// Posts several sends: all or none.
     fn post_sends(&self, batch: &dyn SendBatch) -> Result<()>;
+    /// Posts sends in order up to the first that cannot be posted: how many were before that one,
+    /// and its error.
+    fn post_list(&self, list: &[SendWr<'_>]) -> ListResult {
+        for (before, wr) in list.iter().enumerate() {
+            self.post_send(wr).map_err(|e| (before, e))?;
+        }
+        Ok(())
+    }
+    /// The same under numbers of their own, from `first` on, as [`Self::post_send_as`].
+    fn post_list_as(&self, first: u64, list: &[SendWr<'_>]) -> ListResult {
+        for (before, wr) in list.iter().enumerate() {
+            self.post_send_as(first + before as u64, wr).map_err(|e| (before, e))?;
+        }
+        Ok(())
+    }
     /// Posts a receive.
     fn post_recv(&self, wr: &RecvWr<'_>) -> Result<()>;
     /// UD, of failover's own messages: datagrams are about to go there. What is to be found out

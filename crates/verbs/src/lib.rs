@@ -49,3 +49,5 @@ pub use unbroken_types::{Backlog, MwBind, PostError, RcModify, RecvWr, SendBatch
 
 /// Result of a verb.
 pub type Result<T> = std::result::Result<T, Error>;
+/// How posting a list went. Err: how many of it were posted, and why not the next.
+pub type ListResult = std::result::Result<(), (usize, Error)>;

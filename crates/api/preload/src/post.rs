@@ -1,5 +1,5 @@
-//! Posting work requests: the fast path. A list is taken one by one; at the first error the rest
-//! stays with the program.
+//! Posting work requests: the fast path. At the first error of a list the rest stays with the
+//! program. Sends of a list go to the NIC together, so that it rings its doorbell once.
 
 use crate::ffi::{failed, guard};
 use crate::limits::{KNOWN_FLAGS, MAX_INLINE};
@@ -10,6 +10,9 @@ use std::mem::MaybeUninit;
 use unbroken_types::{SendFlags, SendOpcode, Sge};
 use unbroken_verbs::abi::{ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge};
 use unbroken_verbs::{Error, RecvWr, Result, SendWr, UdDest};
+
+/// Sends of a list that are posted together.
+const TOGETHER: usize = 16;
 
 pub unsafe extern "C" fn post_send(
     qp: *mut ibv_qp,
@@ -24,15 +27,52 @@ pub unsafe extern "C" fn post_send(
         // SAFETY: the caller's list, which it leaves alone during the call.
         while let Some(wr) = unsafe { next.as_ref() } {
             // SAFETY: as above.
-            if let Err(e) = unsafe { post_one(object, wr) } {
+            let posted = match unsafe { wr.next.is_null() || !post_together(object, &mut next) } {
+                // SAFETY: as above.
+                true => unsafe { post_one(object, wr) }.map(|()| next = wr.next),
+                false => Ok(()),
+            };
+            if let Err(e) = posted {
                 // SAFETY: the caller's variable.
                 unsafe { bad_wr.write(next) };
                 return failed("ibv_post_send", &e);
             }
-            next = wr.next;
         }
         0
     })
+}
+
+/// Posts plain sends of a list, as many as follow one another, and moves `next` behind those that
+/// were taken. False where the one there is to be posted alone: it is not plain, or fails.
+///
+/// # Safety
+/// As for [`post_one`], of each WR of the list.
+#[inline(never)]
+unsafe fn post_together(object: &QpObj, next: &mut *mut ibv_send_wr) -> bool {
+    let mut list = [const { MaybeUninit::<SendWr<'_>>::uninit() }; TOGETHER];
+    let (mut count, mut at) = (0, *next);
+    while count < TOGETHER {
+        // SAFETY: the caller's list.
+        let Some(wr) = (unsafe { at.as_ref() }) else { break };
+        if wr.send_flags & SendFlags::INLINE.0 != 0 || object.is_ud {
+            break;
+        }
+        // SAFETY: promised by the caller.
+        let Ok(wr_of_it) = (unsafe { convert(object, wr) }) else { break };
+        list[count].write(wr_of_it);
+        (count, at) = (count + 1, wr.next);
+    }
+    // SAFETY: that many are written.
+    let list = unsafe { std::slice::from_raw_parts(list.as_ptr().cast::<SendWr<'_>>(), count) };
+    let taken = match object.qp.post_list(list) {
+        Ok(()) => count,
+        Err((taken, _)) => taken,
+    };
+    for _ in 0..taken {
+        // SAFETY: as many of the list are there.
+        *next = unsafe { (**next).next };
+    }
+    taken > 0
 }
 
 /// The scatter/gather list of a WR.
@@ -57,8 +97,26 @@ fn bad_list(n: c_int) -> Error {
 
 /// # Safety
 /// `wr` is a valid WR whose lists and inline data the caller leaves alone during the call.
-#[inline]
+#[inline(always)]
 unsafe fn post_one(object: &QpObj, wr: &ibv_send_wr) -> Result<()> {
+    // SAFETY: promised by the caller.
+    let mut out = unsafe { convert(object, wr) }?;
+    if !out.flags.contains(SendFlags::INLINE) {
+        return object.qp.post_send(&out);
+    }
+    let mut room = [MaybeUninit::<u8>::uninit(); MAX_INLINE];
+    // SAFETY: the caller's scatter/gather list gives addresses of its own memory, as
+    // IBV_SEND_INLINE asks.
+    out.inline_data = Some(unsafe { gather(out.sges, &mut room) }?);
+    object.qp.post_send(&out)
+}
+
+/// A WR as it is here, but for inline data.
+///
+/// # Safety
+/// As for [`post_one`].
+#[inline(always)]
+unsafe fn convert<'a>(object: &'a QpObj, wr: &'a ibv_send_wr) -> Result<SendWr<'a>> {
     let Some(opcode) = SendOpcode::from_code(wr.opcode as u32) else {
         return Err(unknown_opcode(wr.opcode));
     };
@@ -107,14 +165,7 @@ unsafe fn post_one(object: &QpObj, wr: &ibv_send_wr) -> Result<()> {
             }
         }
     }
-    if !out.flags.contains(SendFlags::INLINE) {
-        return object.qp.post_send(&out);
-    }
-    let mut room = [MaybeUninit::<u8>::uninit(); MAX_INLINE];
-    // SAFETY: the caller's scatter/gather list gives addresses of its own memory, as
-    // IBV_SEND_INLINE asks.
-    out.inline_data = Some(unsafe { gather(out.sges, &mut room) }?);
-    object.qp.post_send(&out)
+    Ok(out)
 }
 
 /// Copies inline data together.

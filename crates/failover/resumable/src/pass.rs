@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use unbroken_types::{Progress, QpState, Sge, UdDest, Wc, WcStatus};
 use unbroken_verbs::{
-    Backlog, DeviceQp, Error, QpInit, QpModify, QpSnapshot, RcModify, RecvWr, Result, ResumableQp,
-    SendBatch, SendWr,
+    Backlog, DeviceQp, Error, ListResult, QpInit, QpModify, QpSnapshot, RcModify, RecvWr, Result,
+    ResumableQp, SendBatch, SendWr,
 };
 
 /// See the module's text.
@@ -150,6 +150,16 @@ impl DeviceQp for PassedQp {
             Some(default) => self.post_translated(default, batch),
         }
         .map_err(|e| self.opened.error(e))
+    }
+
+    fn post_list(&self, list: &[SendWr<'_>]) -> ListResult {
+        let posted = match self.away_from() {
+            None => self.phys.post_list(list),
+            Some(default) => list.iter().enumerate().try_for_each(|(before, wr)| {
+                self.post_translated(default, wr).map_err(|e| (before, e))
+            }),
+        };
+        posted.map_err(|(before, e)| (before, self.opened.error(e)))
     }
 
     fn post_recv(&self, wr: &RecvWr<'_>) -> Result<()> {

@@ -23,8 +23,9 @@ use std::time::Duration;
 use unbroken_journal::{Config, Journal, Mutation, Posted};
 use unbroken_types::{Completions, Progress, QpCaps, QpState, SendOpcode, Sge, Wc, WcStatus};
 use unbroken_verbs::{
-    Backlog, Cq, DeviceEvent, DeviceQp, Error, KeyWaiter, PostError, QpEvent, QpInit, QpModify,
-    QpSnapshot, RcModify, RecvWr, RemoteNic, Result, ResumableQp, SendBatch, SendWr, NO_REGION,
+    Backlog, Cq, DeviceEvent, DeviceQp, Error, KeyWaiter, ListResult, PostError, QpEvent, QpInit,
+    QpModify, QpSnapshot, RcModify, RecvWr, RemoteNic, Result, ResumableQp, SendBatch, SendWr,
+    NO_REGION,
 };
 
 /// A device that dies refuses work before its kernel tells of the death; that is there within this
@@ -452,6 +453,30 @@ impl DeviceQp for JournaledQp {
         self.give(&mut st, posted, batch.count(), |phys, first| {
             phys.post_sends(&Numbered { batch, first })
         })
+    }
+
+    /// The usual ones at its head are given to the device together: it rings its doorbell once.
+    fn post_list(&self, list: &[SendWr<'_>]) -> ListResult {
+        let mut st = self.lock();
+        let (mut first, mut count) = (None, 0);
+        if !self.translates(&st) {
+            for wr in list {
+                let Some(number) = st.journal.post_usual_send(wr) else { break };
+                first.get_or_insert(number);
+                count += 1;
+            }
+        }
+        if let Some(first) = first {
+            if let Err((taken, e)) = self.phys.post_list_as(first, &list[..count]) {
+                st.journal.refused_sends(count - taken);
+                return Err((taken, self.refused(&mut st, e)));
+            }
+        }
+        drop(st);
+        for (before, wr) in list.iter().enumerate().skip(count) {
+            self.post_send(wr).map_err(|e| (before, e))?;
+        }
+        Ok(())
     }
 
     fn post_recv(&self, wr: &RecvWr<'_>) -> Result<()> {

@@ -106,6 +106,28 @@ fn what_is_posted_to_a_qp_that_has_ended_is_flushed() {
     assert_eq!(p.wcs(1), [(21, FLUSH)]);
 }
 
+/// The provider takes a part of a list: the rest is not recorded, and the QP goes on.
+#[test]
+fn a_list_of_which_the_provider_refuses_one_is_posted_up_to_that_one() {
+    let p = pair(true);
+    let sges = [p.hosts[0].sge(0, 8)];
+    let list = [1, 2, 3, 4].map(|wr_id| {
+        let mut wr = send_wr(wr_id, SendOpcode::Write, true, &sges);
+        (wr.remote_addr, wr.rkey) = (p.hosts[1].addr(0), p.hosts[1].keys.rkey);
+        wr
+    });
+    for taken in 0..=4 {
+        p.net.refuse_one_after(p.hosts[0].id(p.ends[0].nic), taken);
+        let posted = p.ends[0].qp.post_list(&list).map_err(|(before, e)| (before, e.errno()));
+        let right = if taken < 4 { Err((taken, libc::EINVAL)) } else { Ok(()) };
+        assert_eq!(posted, right);
+        assert_eq!(p.ends[0].qp.progress().outstanding_sends, taken as u32);
+        (0..taken).for_each(|_| p.work());
+        let completed: Vec<_> = (1..=taken as u64).map(|wr_id| (wr_id, 0)).collect();
+        assert_eq!(p.wcs(0), completed);
+    }
+}
+
 #[test]
 fn a_network_error_is_told_once_and_kept_from_the_application() {
     let p = pair(false);

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use unbroken_types::{Progress, QpState, WcStatus};
 use unbroken_verbs::{
-    Backlog, DeviceQp, Error, QpModify, QpSnapshot, RcModify, RecvWr, Result, ResumableQp,
-    SendBatch, SendWr,
+    Backlog, DeviceQp, Error, ListResult, QpModify, QpSnapshot, RcModify, RecvWr, Result,
+    ResumableQp, SendBatch, SendWr,
 };
 
 /// Why a QP on such a device is not protected.
@@ -25,6 +25,10 @@ impl DeviceQp for Plain {
 
     fn post_sends(&self, batch: &dyn SendBatch) -> Result<()> {
         self.0.post_sends(batch)
+    }
+
+    fn post_list(&self, list: &[SendWr<'_>]) -> ListResult {
+        self.0.post_list(list)
     }
 
     fn post_recv(&self, wr: &RecvWr<'_>) -> Result<()> {

@@ -1,20 +1,27 @@
 //! Work requests and attributes as libibverbs has them.
 
 use std::ffi::c_int;
-use std::mem::zeroed;
+use std::mem::{zeroed, MaybeUninit};
 use std::ptr::null_mut;
-use unbroken_types::{QpState, QpType, SendOpcode, Sge};
+use unbroken_types::{QpState, QpType, SendFlags, SendOpcode, Sge};
 use unbroken_verbs::abi::*;
 use unbroken_verbs::{Error, QpModify, RecvWr, Result, SendWr};
 
-/// A send, but for its list and its address handle. `inline` is where the entry of inline data
-/// stays while the request is used.
-pub(crate) fn send_wr(wr: &SendWr<'_>, inline: &mut Sge) -> Result<ibv_send_wr> {
+/// Writes a send under that number, the last of its list, but for its address handle. `inline` is
+/// where the entry of inline data stays while the request is used.
+#[inline(always)]
+pub(crate) fn fill_send(
+    c: &mut MaybeUninit<ibv_send_wr>,
+    wr_id: u64,
+    wr: &SendWr<'_>,
+    inline: &mut Sge,
+) -> Result<()> {
+    check_opcode(wr.opcode)?;
     // SAFETY: integers and null pointers; of the unions any member may be zero.
-    let mut c: ibv_send_wr = unsafe { zeroed() };
-    c.wr_id = wr.wr_id;
+    let c = c.write(unsafe { zeroed() });
+    c.wr_id = wr_id;
     c.opcode = wr.opcode as c_int;
-    c.send_flags = wr.flags.0;
+    c.send_flags = wr.flags.0 & !SendFlags::NO_REPLAY.0;
     c.imm_data = wr.imm_data;
     match wr.inline_data {
         Some(data) => {
@@ -25,27 +32,34 @@ pub(crate) fn send_wr(wr: &SendWr<'_>, inline: &mut Sge) -> Result<ibv_send_wr> 
             (c.sg_list, c.num_sge) = (wr.sges.as_ptr().cast_mut(), wr.sges.len() as c_int);
         }
     }
-    match wr.opcode {
-        SendOpcode::Write | SendOpcode::WriteImm | SendOpcode::Read => {
-            c.wr.rdma = ibv_wr_rdma { remote_addr: wr.remote_addr, rkey: wr.rkey };
-        }
-        SendOpcode::CmpSwap | SendOpcode::FetchAdd => {
-            c.wr.atomic = ibv_wr_atomic {
-                remote_addr: wr.remote_addr,
-                compare_add: wr.compare_add,
-                swap: wr.swap,
-                rkey: wr.rkey,
-            };
-        }
-        SendOpcode::Send | SendOpcode::SendImm => {}
-        SendOpcode::SendInv | SendOpcode::LocalInv | SendOpcode::BindMw => {
-            return Err(Error::unsupported(format!(
-                "{:?} changes keys, which cannot be protected on this device",
-                wr.opcode
-            )));
-        }
+    if wr.opcode.is_atomic() {
+        c.wr.atomic = ibv_wr_atomic {
+            remote_addr: wr.remote_addr,
+            compare_add: wr.compare_add,
+            swap: wr.swap,
+            rkey: wr.rkey,
+        };
+    } else {
+        // Nothing of a SEND is read there.
+        c.wr.rdma = ibv_wr_rdma { remote_addr: wr.remote_addr, rkey: wr.rkey };
     }
-    Ok(c)
+    Ok(())
+}
+
+/// Whether the device may have such a send.
+#[inline(always)]
+pub(crate) fn check_opcode(opcode: SendOpcode) -> Result<()> {
+    match opcode {
+        SendOpcode::SendInv | SendOpcode::LocalInv | SendOpcode::BindMw => {
+            Err(changes_keys(opcode))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cold]
+fn changes_keys(opcode: SendOpcode) -> Error {
+    Error::unsupported(format!("{opcode:?} changes keys, which cannot be protected on this device"))
 }
 
 /// A receive, alone in its list.
@@ -118,7 +132,7 @@ pub(crate) fn modify(kind: QpType, change: &QpModify) -> (ibv_qp_attr, c_int) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use unbroken_types::{Access, Gid, Mtu, PathAttr, SendFlags};
+    use unbroken_types::{Access, Gid, Mtu, PathAttr};
     use unbroken_verbs::RcModify;
 
     fn mask_to(kind: QpType, rc: RcModify, path: Option<PathAttr>, qkey: Option<u32>) -> c_int {
@@ -187,14 +201,18 @@ mod tests {
             inline_data: Some(&data),
             ..SendWr::default()
         };
-        let c = send_wr(&wr, &mut room).unwrap();
+        let mut c = MaybeUninit::uninit();
+        fill_send(&mut c, 10, &wr, &mut room).unwrap();
+        // SAFETY: just written.
+        let c = unsafe { c.assume_init() };
         // SAFETY: the member that a WRITE has.
         let rdma = unsafe { c.wr.rdma };
-        assert_eq!((c.wr_id, c.opcode, c.imm_data, c.num_sge), (9, 1, 4, 1));
+        assert_eq!((c.wr_id, c.opcode, c.imm_data, c.num_sge), (10, 1, 4, 1));
         assert_eq!((rdma.remote_addr, rdma.rkey), (0x1000, 6));
         assert_eq!((room.addr, room.length), (data.as_ptr() as u64, 3));
         let bind = SendWr { opcode: SendOpcode::BindMw, ..SendWr::default() };
-        let refused = send_wr(&bind, &mut room).err().map(|e| e.errno());
+        let refused =
+            fill_send(&mut MaybeUninit::uninit(), 9, &bind, &mut room).err().map(|e| e.errno());
         assert_eq!(refused, Some(libc::EOPNOTSUPP));
     }
 }

@@ -1,7 +1,7 @@
 //! A QP of the provider.
 
 use crate::ah::AddressHandles;
-use crate::convert::{modify, recv_wr, send_wr};
+use crate::convert::{check_opcode, fill_send, modify, recv_wr};
 use crate::cq::HostCq;
 use crate::device::Shared;
 use crate::library::{check, null_error};
@@ -9,14 +9,15 @@ use crate::memory::HostMemory;
 use crate::srq::HostSrq;
 use crate::{lock, Object};
 use std::ffi::c_int;
+use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
-use unbroken_types::{PdHandle, QpCaps, QpState, QpType, SendFlags, Sge, UdDest};
+use unbroken_types::{PdHandle, QpCaps, QpState, QpType, Sge, UdDest};
 use unbroken_verbs::abi::*;
 use unbroken_verbs::{
-    DeviceQp, Error, MemoryDomain, QpInit, QpModify, QpSnapshot, RcModify, RecvWr, Result,
-    SendBatch, SendWr,
+    DeviceQp, Error, ListResult, MemoryDomain, QpInit, QpModify, QpSnapshot, RcModify, RecvWr,
+    Result, SendBatch, SendWr,
 };
 
 /// Sends of a list that are given to the provider at a time.
@@ -129,36 +130,94 @@ impl HostQp {
         }
     }
 
-    /// Posts a list that begins at `first`, and says how far the provider came: the number of what
-    /// it took, with its error.
-    fn give(&self, list: &mut [ibv_send_wr]) -> std::result::Result<(), (usize, c_int)> {
+    /// Gives the provider a list of `count` that begins there. Err: how many it took, and its
+    /// answer.
+    #[inline(always)]
+    fn give(
+        &self,
+        first: *mut ibv_send_wr,
+        count: usize,
+    ) -> std::result::Result<(), (usize, c_int)> {
         let mut bad = null_mut();
-        let first = list.as_mut_ptr();
         // SAFETY: a QP of ours and a list that lives over the call.
         let code = unsafe { (self.post_send)(self.raw.0, first, &mut bad) };
         if code == 0 {
             return Ok(());
         }
         let taken = (bad as usize).saturating_sub(first as usize) / size_of::<ibv_send_wr>();
-        Err((taken.min(list.len()), code))
+        Err((taken.min(count), code))
     }
 
-    fn post_one(&self, wr: &SendWr<'_>) -> Result<()> {
+    #[inline(always)]
+    fn post_as(&self, wr_id: u64, wr: &SendWr<'_>) -> Result<()> {
         let _in_use = self.in_use()?;
-        let mut inline = Sge::default();
-        let mut c = send_wr(wr, &mut inline)?;
-        c.send_flags &= !SendFlags::NO_REPLAY.0;
-        let posted = match (self.kind, &wr.ud) {
-            (QpType::Ud, Some(to)) => {
-                let port = self.port.load(Ordering::Relaxed);
-                self.handles.with(port, to, |ah| {
-                    c.wr.ud = ibv_wr_ud { ah, remote_qpn: to.qpn, remote_qkey: to.qkey };
-                    self.give(std::slice::from_mut(&mut c))
-                })?
-            }
-            _ => self.give(std::slice::from_mut(&mut c)),
+        let (mut inline, mut c) = (Sge::default(), MaybeUninit::uninit());
+        fill_send(&mut c, wr_id, wr, &mut inline)?;
+        let posted = match &wr.ud {
+            Some(to) => self.give_to(to, &mut c)?,
+            None => self.give(c.as_mut_ptr(), 1),
         };
         posted.map_err(|(_, code)| self.refused(code))
+    }
+
+    /// Gives the provider a datagram.
+    fn give_to(
+        &self,
+        to: &UdDest,
+        c: &mut MaybeUninit<ibv_send_wr>,
+    ) -> Result<std::result::Result<(), (usize, c_int)>> {
+        let port = self.port.load(Ordering::Relaxed);
+        self.handles.with(port, to, |ah| {
+            let ud = ibv_wr_ud { ah, remote_qpn: to.qpn, remote_qkey: to.qkey };
+            // SAFETY: written by the caller, but for this.
+            unsafe { (*c.as_mut_ptr()).wr.ud = ud };
+            self.give(c.as_mut_ptr(), 1)
+        })
+    }
+
+    /// Gives the provider `count` sends in lists of at most [`CHAIN`], so that it rings its
+    /// doorbell once for each; `fill` writes one. Err: how many it took, and why not the next.
+    fn give_all(
+        &self,
+        count: usize,
+        mut fill: impl FnMut(usize, &mut MaybeUninit<ibv_send_wr>, &mut Sge) -> Result<()>,
+    ) -> ListResult {
+        let _in_use = self.in_use().map_err(|e| (0, e))?;
+        let mut inline = [Sge::default(); CHAIN];
+        let mut list = [const { MaybeUninit::<ibv_send_wr>::uninit() }; CHAIN];
+        let mut done = 0;
+        while done < count {
+            let (mut n, mut wrong) = (0, None);
+            while n < CHAIN.min(count - done) && wrong.is_none() {
+                match fill(done + n, &mut list[n], &mut inline[n]) {
+                    Ok(()) => n += 1,
+                    Err(e) => wrong = Some(e),
+                }
+            }
+            let first = list.as_mut_ptr().cast::<ibv_send_wr>();
+            for i in 1..n {
+                // SAFETY: the first `n` are written.
+                unsafe { (*first.add(i - 1)).next = first.add(i) };
+            }
+            if n > 0 {
+                self.give(first, n).map_err(|(taken, code)| (done + taken, self.refused(code)))?;
+            }
+            done += n;
+            if let Some(e) = wrong {
+                return Err((done, e));
+            }
+        }
+        Ok(())
+    }
+
+    /// Posts sends in order under the numbers that those of the list have.
+    fn post_numbered(&self, list: &[SendWr<'_>], number: impl Fn(usize) -> u64) -> ListResult {
+        if self.kind == QpType::Ud {
+            return list.iter().enumerate().try_for_each(|(before, wr)| {
+                self.post_as(number(before), wr).map_err(|e| (before, e))
+            });
+        }
+        self.give_all(list.len(), |i, c, inline| fill_send(c, number(i), &list[i], inline))
     }
 
     #[cold]
@@ -183,48 +242,39 @@ impl DeviceQp for HostQp {
     }
 
     fn post_send(&self, wr: &SendWr<'_>) -> Result<()> {
-        self.post_one(wr)
+        self.post_as(wr.wr_id, wr)
+    }
+
+    fn post_send_as(&self, wr_id: u64, wr: &SendWr<'_>) -> Result<()> {
+        self.post_as(wr_id, wr)
     }
 
     fn post_sends(&self, batch: &dyn SendBatch) -> Result<()> {
-        let count = batch.count();
-        if count == 1 || self.kind == QpType::Ud {
-            for i in 0..count {
-                if let Err(e) = self.post_one(&batch.wr(i)) {
-                    if i == 0 {
-                        return Err(e);
-                    }
-                    self.took_a_part();
-                    return Ok(());
-                }
-            }
-            return Ok(());
-        }
-        let in_use = self.in_use()?;
-        let mut inline = [Sge::default(); CHAIN];
-        let mut done = 0;
-        while done < count {
-            let n = CHAIN.min(count - done);
-            let mut list = Vec::with_capacity(n);
-            for (i, room) in inline.iter_mut().enumerate().take(n) {
-                let mut c = send_wr(&batch.wr(done + i), room)?;
-                c.send_flags &= !SendFlags::NO_REPLAY.0;
-                list.push(c);
-            }
-            for i in 1..n {
-                list[i - 1].next = &raw mut list[i];
-            }
-            if let Err((taken, code)) = self.give(&mut list) {
-                if done + taken == 0 {
-                    return Err(self.refused(code));
-                }
-                drop(in_use);
+        (0..batch.count()).try_for_each(|i| check_opcode(batch.wr(i).opcode))?;
+        let posted = match self.kind {
+            QpType::Ud => (0..batch.count())
+                .try_for_each(|i| self.post_send(&batch.wr(i)).map_err(|e| (i, e))),
+            _ => self.give_all(batch.count(), |i, c, inline| {
+                let wr = batch.wr(i);
+                fill_send(c, wr.wr_id, &wr, inline)
+            }),
+        };
+        match posted {
+            Err((0, e)) => Err(e),
+            Err(_) => {
                 self.took_a_part();
-                return Ok(());
+                Ok(())
             }
-            done += n;
+            Ok(()) => Ok(()),
         }
-        Ok(())
+    }
+
+    fn post_list(&self, list: &[SendWr<'_>]) -> ListResult {
+        self.post_numbered(list, |i| list[i].wr_id)
+    }
+
+    fn post_list_as(&self, first: u64, list: &[SendWr<'_>]) -> ListResult {
+        self.post_numbered(list, |i| first + i as u64)
     }
 
     fn post_recv(&self, wr: &RecvWr<'_>) -> Result<()> {

@@ -335,3 +335,123 @@ fn a_driver_with_a_queue_of_its_own_is_asked_where_something_is_in_it() {
     own.push(Wc::default(), false);
     poll("something is there", 1);
 }
+
+/// A provider's queue that gives these numbers of completions, one after the other, numbered on.
+#[derive(Default)]
+struct Provider {
+    answers: Mutex<Vec<i32>>,
+    given: AtomicU32,
+    polls: AtomicU32,
+}
+
+impl Source for Provider {
+    fn poll(&self, out: &mut [Wc]) -> i32 {
+        self.polls.fetch_add(1, Ordering::Relaxed);
+        let n = self.answers.lock().unwrap().pop().unwrap_or(0);
+        for wc in &mut out[..n.max(0) as usize] {
+            let wr_id = self.given.fetch_add(1, Ordering::Relaxed).into();
+            *wc = Wc { wr_id, ..Wc::default() };
+        }
+        n
+    }
+
+    fn arm(&self, _solicited_only: bool) {}
+
+    fn resize(&self, _entries: u32) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Brings completions to a queue, as they come out of its own.
+struct Brings {
+    own: Arc<Cq>,
+    app: Weak<Cq>,
+    delivered: AtomicU32,
+}
+
+impl Driver for Brings {
+    fn drive(&self) {}
+
+    fn own_queue(&self) -> Option<Arc<Cq>> {
+        Some(self.own.clone())
+    }
+
+    fn deliver(&self, wcs: &[Wc]) {
+        self.delivered.fetch_add(1, Ordering::Relaxed);
+        let app = self.app.upgrade().unwrap();
+        assert!(app.try_turn().is_none(), "whoever delivers has the turn");
+        wcs.iter().for_each(|wc| app.push(*wc, false));
+    }
+}
+
+fn with_provider() -> (Arc<Cq>, Arc<Cq>, Arc<Provider>, Arc<Brings>) {
+    let source = Arc::new(Provider::default());
+    let hook: OverrunHook = Box::new(|_| {});
+    let own = Cq::of_source(Owner::PROCESS, 4, None, hook, source.clone()).unwrap();
+    let app = Cq::new(64, None);
+    let (app_of_it, delivered) = (Arc::downgrade(&app), AtomicU32::new(0));
+    let driver = Arc::new(Brings { own: own.clone(), app: app_of_it, delivered });
+    app.attach(&(driver.clone() as Arc<dyn Driver>));
+    (app, own, source, driver)
+}
+
+#[test]
+fn polls_go_to_the_source_of_the_only_driver() {
+    let (app, own, source, driver) = with_provider();
+    let mut wcs = [Wc::default(); 3];
+    let counts = || {
+        let count = |n: &AtomicU32| n.swap(0, Ordering::Relaxed);
+        (count(&source.polls), count(&driver.delivered))
+    };
+    assert!(app.finds_nothing());
+    assert_eq!((app.poll(&mut wcs).unwrap(), counts()), (0, (2, 0)), "nothing is there");
+
+    source.answers.lock().unwrap().extend([0, 5]);
+    assert_eq!((app.poll(&mut wcs).unwrap(), counts()), (3, (1, 1)));
+    assert_eq!(wcs.map(|wc| wc.wr_id), [0, 1, 2]);
+    assert!(!app.finds_nothing(), "two wait");
+    assert_eq!((app.poll(&mut wcs).unwrap(), counts()), (2, (0, 0)));
+    assert_eq!((wcs[0].wr_id, wcs[1].wr_id), (3, 4));
+
+    own.nudge(true);
+    assert!(!app.finds_nothing());
+    assert_eq!(counts(), (0, 1), "a nudge is for the driver");
+    own.nudge(false);
+
+    source.answers.lock().unwrap().push(-1);
+    assert_eq!((app.poll(&mut wcs).unwrap(), own.overrun()), (0, true));
+}
+
+#[test]
+fn what_is_taken_out_by_another_thread_is_waited_for_by_nobody_who_polls() {
+    let (app, _, source, _) = with_provider();
+    source.answers.lock().unwrap().push(1);
+    let turn = app.turn();
+    assert!(app.finds_nothing());
+    assert_eq!(app.poll(&mut [Wc::default(); 1]).unwrap(), 0);
+    assert_eq!(source.polls.load(Ordering::Relaxed), 0, "that thread delivers in order");
+    drop(turn);
+    assert_eq!(app.poll(&mut [Wc::default(); 1]).unwrap(), 1);
+}
+
+#[test]
+fn a_source_is_polled_directly_while_its_driver_is_the_only_one() {
+    let (app, _, source, driver) = with_provider();
+    let driver: Arc<dyn Driver> = driver;
+    let other: Arc<dyn Driver> = Arc::new(Asked::default());
+    let direct = || {
+        let _ = app.finds_nothing();
+        source.polls.swap(0, Ordering::Relaxed) == 1
+    };
+    assert!(direct());
+    app.attach(&other);
+    assert!(!direct(), "two drivers");
+    app.detach(&other);
+    assert!(direct(), "one again");
+    app.attach(&driver);
+    app.detach(&driver);
+    assert!(direct(), "one of its two QPs is left");
+    app.detach(&driver);
+    assert!(!direct(), "none");
+    assert_eq!(Arc::strong_count(&source), 2, "only its own queue still has it");
+}

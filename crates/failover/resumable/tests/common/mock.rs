@@ -69,6 +69,8 @@ struct Nic {
     cut: bool,
     /// Posts to the dead NIC are refused with this; accepted where there is none.
     refuses: Option<i32>,
+    /// After so many sends more, one is refused with EINVAL.
+    takes: Option<usize>,
     sink: Arc<dyn EventSink>,
     qps: HashMap<u32, Qp>,
     regions: HashMap<u32, (PdHandle, u64, u64)>,
@@ -203,6 +205,7 @@ impl Net {
             alive: true,
             cut: false,
             refuses: None,
+            takes: None,
             sink,
             qps: HashMap::new(),
             regions: HashMap::new(),
@@ -229,6 +232,11 @@ impl Net {
         }
         drop(st);
         sink.event(id.1, DeviceEvent::Fatal);
+    }
+
+    /// The NIC, which works, refuses a send with EINVAL after it has taken so many more.
+    pub fn refuse_one_after(&self, id: NicId, sends: usize) {
+        self.state().nics.get_mut(&id).unwrap().takes = Some(sends);
     }
 
     /// Nothing passes the NIC's cable any more.

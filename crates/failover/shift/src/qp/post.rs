@@ -5,7 +5,9 @@ use crate::datagram;
 use crate::link;
 use unbroken_failover_protocol::Reason;
 use unbroken_types::WcStatus;
-use unbroken_verbs::{Cq, Error, PostError, RecvWr, Result, ResumableQp, SendBatch, SendWr};
+use unbroken_verbs::{
+    Cq, Error, ListResult, PostError, RecvWr, Result, ResumableQp, SendBatch, SendWr,
+};
 
 impl Qp {
     /// Posts a send.
@@ -20,6 +22,27 @@ impl Qp {
             Ok(()) => Ok(()),
             Err(e) => self.sends_failed(&mut g, e, wr),
         }
+    }
+
+    /// Posts sends in order up to the first that cannot be posted: how many were before that one,
+    /// and its error.
+    pub fn post_list(&self, list: &[SendWr<'_>]) -> ListResult {
+        self.core.process.check().map_err(|e| (0, e.into()))?;
+        let g = self.gate();
+        self.set_busy(&g);
+        let done = match g.holds {
+            true => 0,
+            false => match g.phys.post_list(list) {
+                Ok(()) => return Ok(()),
+                Err((done, _)) => done,
+            },
+        };
+        drop(g);
+        // One by one, as posts are that fail.
+        for (before, wr) in list.iter().enumerate().skip(done) {
+            self.post_send(wr).map_err(|e| (before, e))?;
+        }
+        Ok(())
     }
 
     /// Posts several sends: all or none.

@@ -225,6 +225,16 @@ impl DeviceQp for MockQp {
     }
     fn post_sends(&self, batch: &dyn SendBatch) -> Result<()> {
         let qpn = self.qpn;
+        let mut st = self.net.state();
+        let takes = &mut st.nics.get_mut(&self.id).unwrap().takes;
+        *takes = match *takes {
+            Some(0) => {
+                *takes = None;
+                return Err(Error::invalid("a send that the NIC does not like"));
+            }
+            some => some.map(|more| more - 1),
+        };
+        drop(st);
         self.with(|qp| {
             assert!(
                 matches!(qp.state, QpState::Rts | QpState::Err),
