@@ -77,7 +77,7 @@ int main(void)
     open_first(&pair, 1);
     if (ibv_query_gid(pair.context, 1, pair.sgid_index, &pair.gid))
         fail("no GID at index %d", pair.sgid_index);
-    cq = ibv_create_cq(pair.context, 2 * PAIR_DEPTH, NULL, NULL, 0);
+    cq = ibv_create_cq(pair.context, 2 * PAIR_DEPTH, NULL, NULL, pair.context->num_comp_vectors - 1);
     pair.from = make_qp(&pair, cq);
     pair.to = make_qp(&pair, cq);
     connect_qp(&pair, pair.from, pair.to, 1);

@@ -5,6 +5,7 @@
  * TEST_PROVIDER_LIBRARY: the copy. TEST_PROVIDER_RUNTIME, TEST_PROVIDER_HOST: its runtime folder and its host.
  * TEST_PROVIDER_RAILS_MS: device N reaches the devices N of other hosts only. An address handle of it that leads
  * elsewhere takes so long, and is not made: nobody there answers.
+ * TEST_PROVIDER_VECTORS: a file that gets a line with the completion vector of each CQ.
  * TEST_PROVIDER_AH_MS: what each other address handle takes; one more byte is in TEST_PROVIDER_AH_FILE then. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -24,11 +25,11 @@ typedef long function(long, long, long, long, long, long);
 	F(get_device_list) F(free_device_list) F(get_device_guid) F(get_device_name) F(open_device) F(close_device)       \
 	F(get_async_event) F(ack_async_event) F(query_device) F(query_port) F(query_gid) F(query_gid_type) F(query_pkey)   \
 	F(alloc_pd) F(dealloc_pd) F(reg_mr) F(reg_mr_iova) F(reg_mr_iova2) F(rereg_mr) F(dereg_mr)                         \
-	F(create_comp_channel) F(destroy_comp_channel) F(create_cq) F(resize_cq) F(destroy_cq) F(get_cq_event)             \
+	F(create_comp_channel) F(destroy_comp_channel) F(resize_cq) F(destroy_cq) F(get_cq_event)             \
 	F(ack_cq_events) F(create_srq) F(modify_srq) F(query_srq) F(destroy_srq) F(create_qp) F(query_qp) F(modify_qp)     \
 	F(destroy_qp) F(destroy_ah) F(fork_init) F(node_type_str) F(port_state_str) F(event_type_str)         \
 	F(wc_status_str)
-#define RESOLVED(F) FUNCTIONS(F) F(create_ah)
+#define RESOLVED(F) FUNCTIONS(F) F(create_ah) F(create_cq)
 
 #define FORWARD(name)                                                                                                  \
 	static function *real_##name;                                                                                      \
@@ -41,7 +42,7 @@ typedef long function(long, long, long, long, long, long);
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static void open_copy(void);
 FUNCTIONS(FORWARD)
-static function *real_create_ah;
+static function *real_create_ah, *real_create_cq;
 
 /* `ibv_pd` and `ibv_context` begin with their context and their device; `ibv_ah_attr` with the GID. */
 long ibv_create_ah(void ***pd, const unsigned char *to)
@@ -64,6 +65,19 @@ long ibv_create_ah(void ***pd, const unsigned char *to)
 		}
 	}
 	return real_create_ah((long)pd, (long)to, 0, 0, 0, 0);
+}
+
+long ibv_create_cq(long context, long entries, long cq_context, long channel, long vector)
+{
+	const char *file = getenv("TEST_PROVIDER_VECTORS");
+	FILE *made = file ? fopen(file, "a") : NULL;
+
+	if (made) {
+		fprintf(made, "%d\n", (int)vector);
+		fclose(made);
+	}
+	pthread_once(&once, open_copy);
+	return real_create_cq(context, entries, cq_context, channel, vector, 0);
 }
 
 extern char **environ;

@@ -272,11 +272,57 @@ def test_a_link_that_unbroken_takes_down(logs, ends):
                 connect(link)
 
 
+def test_datagrams_keep_their_traffic_class(logs):
+    """What the program's address handle says (`--tclass`) is in what its NIC sends."""
+    table = "netdev counted"
+    sh(f"nft add table {table}")
+    try:
+        at = 'type filter hook egress device "A0" priority 0;'
+        sh(f"nft 'add chain {table} out {{ {at} }}'")
+        sh(f"nft add rule {table} out ip dscp 26 udp dport 4791 counter")
+        with Pair(logs) as pair:
+            more = ["-c", "UD", "-s", 1024, "-n", 1000, "--tclass", 26 << 2]
+            pair.succeed(90, *pair.perftest("ib_send_bw", *more))
+        counted = sh(f"nft list chain {table} out")
+        assert int(counted.split("packets ")[1].split()[0]) >= 1000, counted
+    finally:
+        sh(f"nft delete table {table}")
+
+
+@pytest.mark.parametrize("ends", ["clear", "reset"])
+def test_a_cable_that_is_cut_by_a_fault(logs, ends):
+    """Whoever has the interface loses all that it sends and receives, and the link stays up."""
+    tables = lambda: sh("nft list tables netdev")
+    with Pair(logs) as pair:
+        client, server = pair.perftest("ib_write_bw", "-s", 65536, "-D", 15)
+        pair.flowing("A0")
+        said = link_fault(pair, "set", "cable rxeA0 cut")
+        assert "A0 drops all" in said and "until `unbroken fault clear`" in said
+        try:
+            assert "LOWER_UP" in sh("ip link show A0") and "rxeA0" in tables()
+            pair.flowing("A1")
+            assert "cable rxeA0 cut" in link_fault(pair, "list")
+            link_fault(pair, "set", "cable rxeA0 cut")
+            before = sent("B0")
+            pair.succeed(90, client, server)
+            assert sent("B0") - before < 100_000
+            if ends == "clear":
+                link_fault(pair, "clear", "cable rxeA0")
+                assert link_fault(pair, "list") == ""
+            else:
+                pair.unbroken("reset", "--force")
+            assert "rxeA0" not in tables()
+        finally:
+            sh("nft add table netdev unbroken_cable_rxeA0")
+            sh("nft delete table netdev unbroken_cable_rxeA0")
+
+
 def test_a_link_is_of_root_alone(logs):
     with Pair(logs) as pair:
         line = f"setpriv --reuid nobody --clear-groups {BUILD}/unbroken --runtime /tmp/nobody"
-        with pytest.raises(Failure, match="takes root"):
-            sh(f"{line} fault set 'link rxeB1 down'")
+        for fault in ("link rxeB1 down", "cable rxeB1 cut"):
+            with pytest.raises(Failure, match="take[s]? root"):
+                sh(f"{line} fault set '{fault}'")
         assert sh(f"{line} fault list") == ""
         sh("ip link set B1 down")
         try:

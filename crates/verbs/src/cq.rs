@@ -58,6 +58,7 @@ pub struct Cq {
     owner: Owner,
     /// Whatever the C layer wants back with an event: the address of its `ibv_cq`.
     cookie: AtomicU64,
+    vector: AtomicU32,
 }
 
 impl Cq {
@@ -137,6 +138,7 @@ impl Cq {
             channel,
             owner,
             cookie: AtomicU64::new(0),
+            vector: AtomicU32::new(0),
         })
     }
 
@@ -193,6 +195,16 @@ impl Cq {
     /// What events of this queue carry.
     pub fn cookie(&self) -> u64 {
         self.cookie.load(Ordering::Acquire)
+    }
+
+    /// Sets the completion vector that the program wants its events by.
+    pub fn set_comp_vector(&self, vector: u32) {
+        self.vector.store(vector, Ordering::Relaxed);
+    }
+
+    /// The completion vector that the program wants its events by; 0 at first.
+    pub fn comp_vector(&self) -> u32 {
+        self.vector.load(Ordering::Relaxed)
     }
 
     /// Appends a completion; raises an event where one was asked for. A full queue becomes overrun

@@ -308,6 +308,18 @@ pub trait Device: Send + Sync {
         channel: Option<Arc<CompChannel>>,
         on_overrun: OverrunHook,
     ) -> Result<Arc<Cq>>;
+
+    /// [`Self::create_cq`] whose events come by that completion vector, counted from 0 and modulo
+    /// as many as the device has: which CPU takes its interrupts. Ignored where there are none.
+    fn create_cq_on(
+        &self,
+        _vector: u32,
+        entries: u32,
+        channel: Option<Arc<CompChannel>>,
+        on_overrun: OverrunHook,
+    ) -> Result<Arc<Cq>> {
+        self.create_cq(entries, channel, on_overrun)
+    }
     /// Makes a shared receive queue. Only QPs of this device take from it, unless its objects are
     /// shared.
     fn create_srq(&self, pd: PdHandle, sizes: SrqAttr, on_limit: LimitHook) -> Result<Arc<Srq>>;

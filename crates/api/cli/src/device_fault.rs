@@ -23,8 +23,8 @@ fn failed(e: unbroken_verbs::Error) -> Failure {
 pub(crate) fn set(runtime: &Runtime, text: &str, when: &Schedule) -> Result {
     let fault: DeviceFault = text.parse().map_err(failed)?;
     let faults = DeviceFaults::of(runtime);
-    if fault.harm == Harm::LinkDown {
-        return take_link_down(runtime, &faults, &fault, when);
+    if fault.harm.is_of_interface() {
+        return break_interface(runtime, &faults, &fault, when);
     }
     let takers = faults.takers().map_err(failed)?;
     let pids: Vec<String> = takers
@@ -55,7 +55,7 @@ fn times(when: &Schedule) -> When {
 }
 
 /// A fault that is no program's: it is there once this returns.
-fn take_link_down(
+fn break_interface(
     runtime: &Runtime,
     faults: &DeviceFaults,
     fault: &DeviceFault,
@@ -65,17 +65,21 @@ fn take_link_down(
     let set = faults.set(fault, times(when)).map_err(failed)?;
     let what = What::Fault { fault: fault.to_string(), lasts_us: None, every_us: None };
     log(runtime, what, set.from_us)?;
+    let what = match fault.harm {
+        Harm::CableCut => "drops all that it would send and receive",
+        _ => "is down",
+    };
     print(&format!(
-        "{fault}: the interface {interface} is down, for all that use it, until `unbroken fault clear`\n"
+        "{fault}: the interface {interface} {what}, for all that use it, until `unbroken fault clear`\n"
     ))
 }
 
-/// Has links that faults took down come up again: before a folder goes that knows of them.
-pub(crate) fn mend_links(runtime: &Runtime) -> Result {
+/// Mends the network interfaces that faults broke: before a folder goes that knows of them.
+pub(crate) fn mend_interfaces(runtime: &Runtime) -> Result {
     let faults = DeviceFaults::of(runtime);
-    // A table that cannot be read names no link.
+    // A table that cannot be read names none.
     for set in faults.list().unwrap_or_default() {
-        if set.fault.harm == Harm::LinkDown {
+        if set.fault.harm.is_of_interface() {
             faults.clear(Some(&set.fault.to_string())).map_err(failed)?;
         }
     }

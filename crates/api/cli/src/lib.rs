@@ -137,7 +137,7 @@ fn execute(args: Args) -> output::Result {
         Command::Reset { force } => {
             // A folder that is damaged knows of no link.
             if let Ok(Some(runtime)) = place.look() {
-                device_fault::mend_links(&runtime)?;
+                device_fault::mend_interfaces(&runtime)?;
             }
             place::take_away(&place, force)
         }

@@ -12,8 +12,8 @@ use std::sync::atomic::Ordering;
 use unbroken_verbs::abi::*;
 use unbroken_verbs::{Error, Result};
 
-/// Completion vectors that a queue may name, as a device with several interrupts has them. They
-/// change nothing: a NIC's packets are seen to by whoever drives it.
+/// Completion vectors that a queue of a software NIC may name, as a device with several interrupts
+/// has them. They change nothing: its packets are seen to by whoever drives it.
 pub const COMP_VECTORS: u32 = 8;
 /// Fields of the completion that a program may ask for.
 const KNOWN_FIELDS: u64 = IBV_WC_STANDARD_FLAGS
@@ -107,6 +107,7 @@ unsafe fn new_cq(
     let owner = if channel.is_null() { None } else { Some(unsafe { ChannelObj::of(channel) }?) };
     let cq = api.create_cq(entries, owner.map(|o| o.channel.clone()))?;
     cq.set_cookie(fresh_cookie());
+    cq.set_comp_vector(comp_vector);
     if let Some(owner) = owner {
         owner.users().fetch_add(1, Ordering::AcqRel);
     }

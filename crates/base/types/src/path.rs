@@ -17,7 +17,7 @@ const HOP_LIMIT: u8 = 64;
 
 /// A path to a peer: an address vector of verbs (`struct ibv_ah_attr`), and the P_Key that is used
 /// on it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct PathAttr {
     /// The peer's address. Where the path has a LID, the GID of the port with that LID.
     pub dest_gid: Gid,

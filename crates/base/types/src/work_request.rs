@@ -134,8 +134,8 @@ pub struct RecvWr<'a> {
     pub sges: &'a [Sge],
 }
 
-/// To whom a UD send goes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+/// To whom a UD send goes, and how. What is not said of a field is as in [`PathAttr`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct UdDest {
     /// The peer's address.
     pub gid: Gid,
@@ -148,13 +148,65 @@ pub struct UdDest {
     pub grh: bool,
     /// The GID that the datagram is sent from, by its index in the port's table.
     pub sgid_index: u8,
+    /// Service level.
+    pub sl: u8,
+    /// The class of service that routers see.
+    pub traffic_class: u8,
+    /// How many routers it may pass.
+    pub hop_limit: u8,
+    /// What routers keep on one way.
+    pub flow_label: u32,
+    /// The peer's LID, where the link layer is InfiniBand.
+    pub dlid: u16,
+    /// Which of the port's LIDs it is sent from.
+    pub src_path_bits: u8,
+    /// The most that is sent.
+    pub static_rate: u8,
 }
 
 impl UdDest {
     /// To a QP at the end of that path.
     #[inline]
     pub fn over(path: &PathAttr, qpn: u32, qkey: u32) -> UdDest {
-        UdDest { gid: path.dest_gid, qpn, qkey, grh: path.grh, sgid_index: path.sgid_index }
+        UdDest {
+            gid: path.dest_gid,
+            qpn,
+            qkey,
+            grh: path.grh,
+            sgid_index: path.sgid_index,
+            sl: path.sl,
+            traffic_class: path.traffic_class,
+            hop_limit: path.hop_limit,
+            flow_label: path.flow_label,
+            dlid: path.dlid,
+            src_path_bits: path.src_path_bits,
+            static_rate: path.static_rate,
+        }
+    }
+
+    /// The path from that port, with the first P_Key of its table.
+    pub fn path(&self, port: u8) -> PathAttr {
+        PathAttr {
+            dest_gid: self.gid,
+            sgid_index: self.sgid_index,
+            port,
+            pkey_index: 0,
+            sl: self.sl,
+            grh: self.grh,
+            flow_label: self.flow_label,
+            hop_limit: self.hop_limit,
+            traffic_class: self.traffic_class,
+            dlid: self.dlid,
+            src_path_bits: self.src_path_bits,
+            static_rate: self.static_rate,
+        }
+    }
+}
+
+impl Default for UdDest {
+    /// To nobody, by [`PathAttr::default`].
+    fn default() -> UdDest {
+        UdDest::over(&PathAttr::default(), 0, 0)
     }
 }
 
@@ -259,4 +311,30 @@ pub fn check_datagram(mtu: Mtu, wr: &SendWr<'_>) -> Result<UdDest, PostError> {
         return Err(PostError::TooLong { have: wr.len(), max });
     }
     Ok(dest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_datagram_has_all_that_its_path_says() {
+        let path = PathAttr {
+            dest_gid: Gid([7; 16]),
+            sgid_index: 1,
+            port: 2,
+            pkey_index: 0,
+            sl: 3,
+            grh: true,
+            flow_label: 4,
+            hop_limit: 5,
+            traffic_class: 6,
+            dlid: 8,
+            src_path_bits: 9,
+            static_rate: 10,
+        };
+        let to = UdDest::over(&path, 11, 12);
+        assert_eq!((to.path(2), to.qpn, to.qkey), (path, 11, 12));
+        assert_eq!(UdDest::default().path(1), PathAttr::default());
+    }
 }

@@ -67,7 +67,7 @@ impl ProviderCq {
         waker: &Arc<Waker>,
     ) -> Result<Arc<ProviderCq>> {
         let channel = app.channel().map(|_| waker.channel(device)).transpose()?;
-        let cq = device.create_cq(1, channel, Box::new(|_| {}))?;
+        let cq = device.create_cq_on(app.comp_vector(), 1, channel, Box::new(|_| {}))?;
         let this = Arc::new(ProviderCq {
             cq,
             app: Arc::downgrade(app),

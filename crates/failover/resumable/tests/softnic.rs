@@ -392,8 +392,14 @@ fn datagrams_pass_through_and_wake_who_waits() {
     assert!(poll(&cqs[1]).is_empty());
     a.buffer[0].store(77, Ordering::Relaxed);
     let sges = [a.sge(0)];
-    let ud =
-        Some(UdDest { gid: b.nics[0].gid(), qpn: qps[1].qpn(), qkey: 5, grh: true, sgid_index: 0 });
+    let ud = Some(UdDest {
+        gid: b.nics[0].gid(),
+        qpn: qps[1].qpn(),
+        qkey: 5,
+        grh: true,
+        sgid_index: 0,
+        ..UdDest::default()
+    });
     qps[0].post_send(&SendWr { ud, ..wr(3, SendOpcode::Send, &sges) }).unwrap();
     let (tell, told) = std::sync::mpsc::channel();
     std::thread::spawn(move || tell.send(channel.get_event().unwrap()));

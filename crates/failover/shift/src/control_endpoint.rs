@@ -248,7 +248,7 @@ impl ControlEndpoint {
 
     fn dest(&self, to: ControlAddr) -> UdDest {
         let sgid_index = self.device.gid_index();
-        UdDest { gid: to.gid, qpn: to.qpn, qkey: QKEY, grh: true, sgid_index }
+        UdDest { gid: to.gid, qpn: to.qpn, qkey: QKEY, sgid_index, ..UdDest::default() }
     }
 
     /// Hands the content of every datagram with a right seal to `each`, with the sender's address,

@@ -45,16 +45,9 @@ struct Known {
     asked: bool,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Key {
-    gid: Gid,
-    sgid_index: u8,
-    port: u8,
-}
-
 #[derive(Default)]
 struct Handles {
-    by_path: HashMap<Key, Known>,
+    by_path: HashMap<PathAttr, Known>,
     ended: bool,
 }
 
@@ -81,52 +74,50 @@ pub(crate) struct Resolver {
     jobs: OnceLock<Option<SyncSender<Job>>>,
 }
 
-type Job = (Arc<Table>, Key);
+type Job = (Arc<Table>, PathAttr);
 
 impl Resolver {
     /// False: it has too much to do, or cannot be started.
-    fn ask(&self, table: &Arc<Table>, key: Key) -> bool {
+    fn ask(&self, table: &Arc<Table>, path: PathAttr) -> bool {
         let jobs = self.jobs.get_or_init(|| {
             let (sender, jobs) = sync_channel(MOST_ASKED);
             let name = format!("unb-a-{}", table.context.name);
             unbroken_process::spawn(&name, move || resolve(&jobs)).ok().map(|_| sender)
         });
-        jobs.as_ref().is_some_and(|jobs| jobs.try_send((table.clone(), key)).is_ok())
+        jobs.as_ref().is_some_and(|jobs| jobs.try_send((table.clone(), path)).is_ok())
     }
 }
 
 fn resolve(jobs: &Receiver<Job>) {
-    while let Ok((table, key)) = jobs.recv() {
-        let made = table.make(key);
-        table.enter(key, made.ok());
+    while let Ok((table, path)) = jobs.recv() {
+        let made = table.make(path);
+        table.enter(path, made.ok());
     }
 }
 
 impl Table {
     /// Asks the network.
-    fn make(&self, key: Key) -> Result<Object<ibv_ah>> {
+    fn make(&self, path: PathAttr) -> Result<Object<ibv_ah>> {
         if lock(&self.handles).ended {
             return Err(Error::invalid("the QP has been destroyed"));
         }
-        let path =
-            PathAttr { sgid_index: key.sgid_index, port: key.port, ..PathAttr::new(key.gid) };
         let mut attr = ibv_ah_attr::from(&path);
         // SAFETY: a protection domain that lives as long as we do, and a live local.
         let ah = unsafe { self.context.library.create_ah(self.pd.0, &mut attr) };
         match ah.is_null() {
-            true => Err(null_error(&format!("{}: no way to {}", self.context.name, key.gid))),
+            true => Err(null_error(&format!("{}: no way to {}", self.context.name, path.dest_gid))),
             false => Ok(Object(ah)),
         }
     }
 
     /// What came of it. A handle that could not be made anew stays as it was.
-    fn enter(&self, key: Key, made: Option<Object<ibv_ah>>) {
+    fn enter(&self, path: PathAttr, made: Option<Object<ibv_ah>>) {
         let mut handles = lock(&self.handles);
         if handles.ended {
             return made.into_iter().for_each(|ah| self.end(ah));
         }
         let known = Known { handle: None, since: Instant::now(), asked: false };
-        let known = handles.by_path.entry(key).or_insert(known);
+        let known = handles.by_path.entry(path).or_insert(known);
         (known.since, known.asked) = (Instant::now(), false);
         let old = match made {
             Some(_) => std::mem::replace(&mut known.handle, made),
@@ -169,15 +160,15 @@ impl AddressHandles {
         to: &UdDest,
         post: impl FnOnce(*mut ibv_ah) -> T,
     ) -> Result<T> {
-        let key = Key { gid: to.gid, sgid_index: to.sgid_index, port };
-        if self.ask_for(key)? {
-            let made = self.table.make(key);
+        let path = to.path(port);
+        if self.ask_for(path)? {
+            let made = self.table.make(path);
             let error = made.as_ref().err().cloned();
-            self.table.enter(key, made.ok());
+            self.table.enter(path, made.ok());
             error.map_or(Ok(()), Err)?;
         }
         let handles = lock(&self.table.handles);
-        match handles.by_path.get(&key).and_then(|known| known.handle.as_ref()) {
+        match handles.by_path.get(&path).and_then(|known| known.handle.as_ref()) {
             Some(ah) => Ok(post(ah.0)),
             None => Err(self.table.no_way(to.gid, " yet: it is being looked for")),
         }
@@ -187,23 +178,23 @@ impl AddressHandles {
     pub(crate) fn prepare(&self, port: u8, to: &UdDest) {
         if self.resolver.is_some() {
             // Nobody waits for it.
-            let _ = self.ask_for(Key { gid: to.gid, sgid_index: to.sgid_index, port });
+            let _ = self.ask_for(to.path(port));
         }
     }
 
     /// Sees to it that there is a handle, or soon is. True: the caller is to make it. An error
     /// where nobody was there a moment ago.
-    fn ask_for(&self, key: Key) -> Result<bool> {
+    fn ask_for(&self, path: PathAttr) -> Result<bool> {
         let mut handles = lock(&self.table.handles);
         let room = handles.by_path.len() < MOST;
-        match (handles.by_path.get_mut(&key), &self.resolver) {
+        match (handles.by_path.get_mut(&path), &self.resolver) {
             (Some(known), None) if known.handle.is_some() => return Ok(false),
             (Some(known), None) if known.since.elapsed() < UNREACHED => {
-                return Err(self.table.no_way(key.gid, " a moment ago"));
+                return Err(self.table.no_way(path.dest_gid, " a moment ago"));
             }
             (Some(known), Some(resolver)) => {
                 let old = known.since.elapsed() >= REFRESH;
-                known.asked |= old && !known.asked && resolver.ask(&self.table, key);
+                known.asked |= old && !known.asked && resolver.ask(&self.table, path);
                 return Ok(false);
             }
             _ if !room => {
@@ -213,8 +204,8 @@ impl AddressHandles {
             _ => {}
         }
         let Some(resolver) = &self.resolver else { return Ok(true) };
-        let asked = resolver.ask(&self.table, key);
-        handles.by_path.insert(key, Known { handle: None, since: Instant::now(), asked });
+        let asked = resolver.ask(&self.table, path);
+        handles.by_path.insert(path, Known { handle: None, since: Instant::now(), asked });
         Ok(false)
     }
 

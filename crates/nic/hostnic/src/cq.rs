@@ -33,10 +33,12 @@ pub(crate) struct HostCq {
 }
 
 impl HostCq {
-    /// Makes one with at least that many entries. Events come to `channel`, if there is one.
+    /// Makes one with at least that many entries. Events come to `channel`, if there is one, by that
+    /// completion vector.
     pub(crate) fn new(
         context: &Arc<Context>,
         entries: u32,
+        vector: u32,
         channel: Option<*mut ibv_comp_channel>,
         cookie: u64,
     ) -> Result<Arc<HostCq>> {
@@ -45,6 +47,8 @@ impl HostCq {
         let (Some(poll), Some(req_notify)) = (ops.poll_cq, ops.req_notify_cq) else {
             return Err(Error::unsupported(format!("{}: CQs cannot be polled", context.name)));
         };
+        // SAFETY: an open context; the field never changes.
+        let vectors = unsafe { (*context.raw()).num_comp_vectors }.max(1) as u32;
         let wanted = c_int::try_from(entries.max(FIRST_ENTRIES)).unwrap_or(c_int::MAX);
         // SAFETY: an open context, and a channel of it or none.
         let raw = unsafe {
@@ -53,7 +57,7 @@ impl HostCq {
                 wanted,
                 cookie as *mut c_void,
                 channel.unwrap_or_default(),
-                0,
+                (vector % vectors) as c_int,
             )
         };
         if raw.is_null() {

@@ -403,10 +403,20 @@ impl Device for HostDevice {
         channel: Option<Arc<CompChannel>>,
         on_overrun: OverrunHook,
     ) -> Result<Arc<Cq>> {
+        self.create_cq_on(0, entries, channel, on_overrun)
+    }
+
+    fn create_cq_on(
+        &self,
+        vector: u32,
+        entries: u32,
+        channel: Option<Arc<CompChannel>>,
+        on_overrun: OverrunHook,
+    ) -> Result<Arc<Cq>> {
         let s = &self.shared;
         let cookie = s.next_cookie.fetch_add(1, Ordering::Relaxed);
         let events = channel.as_ref().map(|_| s.channel.0);
-        let behind = HostCq::new(&s.context, entries, events, cookie)?;
+        let behind = HostCq::new(&s.context, entries, vector, events, cookie)?;
         let ring = Cq::of_source(self.owner, entries, channel, on_overrun, behind.clone())?;
         behind.set_ring(&ring);
         let mut cqs = lock(&s.cqs);

@@ -4,12 +4,14 @@
 //! - `words`: faults in words.
 //! - `table`: those that are set, and the processes that take them: files in the runtime folder.
 //! - `watch`: a thread of the process that looks at the table.
-//! - `link`: the one fault that is not of a program: a network interface that goes down.
+//! - `link`, `cable`: the faults that are not of a program: a network interface goes down, or
+//!   drops everything.
 //! - `life`, `seam`, `seam_qp`: what faults make of an open device, and of what is asked of it.
 //!
-//! All but the last are at the seam of verbs: the device itself works on, and what peers have sent
+//! Those of programs are at the seam of verbs: the device itself works on, and what peers have sent
 //! to it may still arrive until its QPs have ended.
 
+mod cable;
 pub(crate) mod life;
 mod link;
 mod seam;

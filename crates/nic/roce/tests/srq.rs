@@ -272,7 +272,14 @@ fn ud_and_uc_share_too() {
         qp
     });
     let mut sink = VecSink { mem: &mem, room: 100, packets: vec![] };
-    let dest = UdDest { gid: Gid::default(), qpn: 2, qkey: 5, grh: false, sgid_index: 0 };
+    let dest = UdDest {
+        gid: Gid::default(),
+        qpn: 2,
+        qkey: 5,
+        grh: false,
+        sgid_index: 0,
+        ..UdDest::default()
+    };
     let short = [sge(SRC, 0, 100)];
     ud[0]
         .post_send(&SendWr { ud: Some(dest), ..wr(1, SendOpcode::Send, &short) }, &mut wcs)

@@ -61,7 +61,14 @@ fn over_infiniband_the_sender_decides_about_the_grh() {
     let ports = [[127, 77, 1, 0], [127, 77, 2, 0]].map(|ip| Gid::link_local(ip.into()));
     for grh in [false, true] {
         let sges = [sge(SRC, 10, 5)];
-        let ud = Some(UdDest { gid: ports[1], qpn: 4, qkey: 99, grh, sgid_index: 0 });
+        let ud = Some(UdDest {
+            gid: ports[1],
+            qpn: 4,
+            qkey: 99,
+            grh,
+            sgid_index: 0,
+            ..UdDest::default()
+        });
         let bytes = sent(&mut a, &mem, &mut wcs, &SendWr { ud, ..wr(1, SendOpcode::Send, &sges) });
         b.post_recv(&RecvWr { wr_id: 7, sges: &[sge(DST, 0, 100)] }, &mut wcs).unwrap();
         let from = UdRoute { src: ports[0], src_qpn: None, dst: ports[1], slid: 128 };
@@ -87,7 +94,14 @@ fn a_datagram_lands_behind_its_grh() {
     let (mem, mut wcs) = (memory(), Wcs::default());
     let (mut a, mut b) = (qp(3, 77), qp(4, 99));
     let sges = [sge(SRC, 10, 5), sge(SRC, 100, 4)];
-    let dest = UdDest { gid: gid("10.0.0.2"), qpn: 4, qkey: 99, grh: false, sgid_index: 0 };
+    let dest = UdDest {
+        gid: gid("10.0.0.2"),
+        qpn: 4,
+        qkey: 99,
+        grh: false,
+        sgid_index: 0,
+        ..UdDest::default()
+    };
     let send = SendWr {
         flags: SendFlags::SIGNALED.with(SendFlags::SOLICITED),
         imm_data: 0x0a0b0c0d,
@@ -135,7 +149,14 @@ fn a_wrong_key_is_dropped() {
     b.post_recv(&RecvWr { wr_id: 9, sges: &[sge(DST, 0, 300)] }, &mut wcs).unwrap();
     for (qkey, dropped) in [(98, 1), (u32::MAX, 2), (99, 2)] {
         let send = SendWr {
-            ud: Some(UdDest { gid: gid("::1"), qpn: 4, qkey, grh: false, sgid_index: 0 }),
+            ud: Some(UdDest {
+                gid: gid("::1"),
+                qpn: 4,
+                qkey,
+                grh: false,
+                sgid_index: 0,
+                ..UdDest::default()
+            }),
             ..wr(1, SendOpcode::Send, &[])
         };
         let bytes = sent(&mut a, &mem, &mut wcs, &send);
@@ -158,7 +179,14 @@ fn a_wrong_key_is_dropped() {
 fn errors_of_posting_and_memory() {
     let (mem, mut wcs) = (memory(), Wcs::default());
     let mut a = qp(3, 77);
-    let ud = Some(UdDest { gid: gid("::1"), qpn: 4, qkey: 1, grh: false, sgid_index: 0 });
+    let ud = Some(UdDest {
+        gid: gid("::1"),
+        qpn: 4,
+        qkey: 1,
+        grh: false,
+        sgid_index: 0,
+        ..UdDest::default()
+    });
     let ok = SendWr { ud, ..wr(1, SendOpcode::Send, &[]) };
     assert_eq!(a.post_send(&SendWr { ud: None, ..ok }, &mut wcs), Err(PostError::NoDestination));
     assert_eq!(
@@ -222,7 +250,16 @@ fn what_a_dead_nic_leaves_goes_on_in_another_qp() {
     bring(&mut a, QpState::Rts);
     // The second with inline data, and to somebody else.
     let inline = Some(&b"hello"[..]);
-    let to = |qpn| Some(UdDest { gid: gid("10.0.0.2"), qpn, qkey: 99, grh: false, sgid_index: 0 });
+    let to = |qpn| {
+        Some(UdDest {
+            gid: gid("10.0.0.2"),
+            qpn,
+            qkey: 99,
+            grh: false,
+            sgid_index: 0,
+            ..UdDest::default()
+        })
+    };
     a.post_send(&SendWr { ud: to(4), ..wr(1, SendOpcode::Send, &[sge(SRC, 10, 5)]) }, &mut wcs)
         .unwrap();
     let second = SendWr {
@@ -278,7 +315,14 @@ fn what_a_dead_nic_leaves_goes_on_in_another_qp() {
 fn only_a_fresh_qp_with_room_adopts() {
     let (mut a, mut wcs) = (movable(3), Wcs::default());
     bring(&mut a, QpState::Rts);
-    let ud = Some(UdDest { gid: gid("10.0.0.2"), qpn: 4, qkey: 99, grh: false, sgid_index: 0 });
+    let ud = Some(UdDest {
+        gid: gid("10.0.0.2"),
+        qpn: 4,
+        qkey: 99,
+        grh: false,
+        sgid_index: 0,
+        ..UdDest::default()
+    });
     (0..4).for_each(|i| {
         a.post_send(&SendWr { ud, ..wr(i, SendOpcode::Send, &[]) }, &mut wcs).unwrap()
     });

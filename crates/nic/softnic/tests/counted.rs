@@ -36,7 +36,14 @@ fn datagram(a: &Host, b: &Host, control: bool) {
     ready(&*qa);
     ready(&*qb);
     qb.post_recv(&recv(1, &[b.sge(0, GRH + BYTES)])).unwrap();
-    let to = UdDest { gid: b.nic.gid(), qpn: qb.qpn(), qkey: QKEY, grh: false, sgid_index: 0 };
+    let to = UdDest {
+        gid: b.nic.gid(),
+        qpn: qb.qpn(),
+        qkey: QKEY,
+        grh: false,
+        sgid_index: 0,
+        ..UdDest::default()
+    };
     qa.post_send(&SendWr { ud: Some(to), ..send(1, &[a.sge(0, BYTES)]) }).unwrap();
     assert_ok(&a.poll(1)[0], 1);
     assert_ok(&b.poll(1)[0], 1);

@@ -371,7 +371,14 @@ fn datagrams_leave_from_one_gid() {
     let (qa, qb) = (make(&a), make(&b));
     qb.post_recv(&recv(5, &[b.sge(0, 48)])).unwrap();
     for sgid_index in [2, 0, 1, GID_INDEX] {
-        let to = UdDest { gid: b.nic.gid(), qpn: qb.qpn(), qkey: 9, grh: true, sgid_index };
+        let to = UdDest {
+            gid: b.nic.gid(),
+            qpn: qb.qpn(),
+            qkey: 9,
+            grh: true,
+            sgid_index,
+            ..UdDest::default()
+        };
         let sges = [a.sge(usize::from(sgid_index), 1)];
         qa.post_send(&SendWr { ud: Some(to), ..send(1, &sges) }).unwrap();
         // UD does not say what became of it.

@@ -64,7 +64,14 @@ impl Datagrams {
         );
         ready(&*qa);
         ready(&*qb);
-        let to = UdDest { gid: b.nic.gid(), qpn: qb.qpn(), qkey: 7, grh: true, sgid_index: 0 };
+        let to = UdDest {
+            gid: b.nic.gid(),
+            qpn: qb.qpn(),
+            qkey: 7,
+            grh: true,
+            sgid_index: 0,
+            ..UdDest::default()
+        };
         Datagrams { a, b, qa, qb, to, world }
     }
 

@@ -176,6 +176,7 @@ impl Datagrams<'_> {
             qkey: 9,
             grh: true,
             sgid_index: nic.gid_index(),
+            ..UdDest::default()
         };
         let sges = [self.s.a.sge(0, LEN)];
         (0..count)

@@ -33,7 +33,14 @@ fn datagrams() {
     let data = pattern(4096, 1);
     a.fill(0, &data);
     let sges = [a.sge(0, 4096)];
-    let to = |qkey| UdDest { gid: b.nic.gid(), qpn: qb.qpn(), qkey, grh: false, sgid_index: 0 };
+    let to = |qkey| UdDest {
+        gid: b.nic.gid(),
+        qpn: qb.qpn(),
+        qkey,
+        grh: false,
+        sgid_index: 0,
+        ..UdDest::default()
+    };
     qb.post_recv(&recv(1, &[b.sge(0, GRH + 4096)])).unwrap();
     // One with a wrong key, which is dropped, then a right one.
     qa.post_send(&SendWr { ud: Some(to(0x33)), ..send(1, &sges) }).unwrap();

@@ -141,6 +141,7 @@ impl World {
                 qkey: QKEY,
                 grh: true,
                 sgid_index: 0,
+                ..UdDest::default()
             }),
             ..SendWr::default()
         })

@@ -39,7 +39,7 @@ impl Holding {
             Harm::Down => self.down = true,
             Harm::Swallow => self.swallow = true,
             Harm::Refuse(errno) => self.refuse_errno = errno,
-            Harm::WqeError(_) | Harm::Event(_) | Harm::LinkDown => {}
+            Harm::WqeError(_) | Harm::Event(_) | Harm::LinkDown | Harm::CableCut => {}
         }
     }
 }

@@ -85,6 +85,17 @@ impl Device for SeamDevice {
         self.inner.create_cq(entries, channel, on_overrun)
     }
 
+    fn create_cq_on(
+        &self,
+        vector: u32,
+        entries: u32,
+        channel: Option<Arc<CompChannel>>,
+        on_overrun: OverrunHook,
+    ) -> Result<Arc<Cq>> {
+        self.life.check()?;
+        self.inner.create_cq_on(vector, entries, channel, on_overrun)
+    }
+
     fn create_srq(&self, pd: PdHandle, sizes: SrqAttr, on_limit: LimitHook) -> Result<Arc<Srq>> {
         self.life.check()?;
         self.inner.create_srq(pd, sizes, on_limit)

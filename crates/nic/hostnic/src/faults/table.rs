@@ -7,8 +7,8 @@
 //! that is too large, or in which a line is not a fault, is refused as a whole. Times are those of
 //! CLOCK_MONOTONIC, so a table of an earlier boot of the machine is empty.
 
-use super::link;
 use super::words::{is_device_name, DeviceFault, Harm};
+use super::{cable, link};
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
@@ -165,11 +165,20 @@ fn parse(text: &str) -> io::Result<Vec<SetFault>> {
     Ok(if of_boot.trim() == boot() { faults } else { Vec::new() })
 }
 
-/// The link of a device is up again. One that is gone has none.
-fn mend_link(fault: &DeviceFault) -> Result<()> {
-    match link::is_there(&fault.device) {
-        true => link::set_up(&link::interface_of_link(&fault.device)?, true),
-        false => Ok(()),
+/// Carries out a fault of a network interface.
+fn break_interface(fault: &DeviceFault) -> Result<()> {
+    match fault.harm {
+        Harm::CableCut => cable::cut(&fault.device),
+        _ => link::set_up(&link::interface_of_link(&fault.device)?, false),
+    }
+}
+
+/// Ends it. A device that is gone has no link.
+fn mend_interface(fault: &DeviceFault) -> Result<()> {
+    match (fault.harm, link::is_there(&fault.device)) {
+        (Harm::CableCut, _) => cable::mend(&fault.device),
+        (_, true) => link::set_up(&link::interface_of_link(&fault.device)?, true),
+        (_, false) => Ok(()),
     }
 }
 
@@ -226,9 +235,9 @@ impl DeviceFaults {
     }
 
     /// Sets a fault, in place of one that is the same. What is set is carried out by the programs
-    /// that take faults; the link of a device goes down before this returns.
+    /// that take faults; those of a network interface are there before this returns.
     pub fn set(&self, fault: &DeviceFault, when: When) -> Result<SetFault> {
-        if fault.harm != Harm::LinkDown {
+        if !fault.harm.is_of_interface() {
             return self.write_down(fault, when);
         }
         if when != When::default() {
@@ -239,14 +248,14 @@ impl DeviceFaults {
         }
         let interface = link::interface_of_link(&fault.device)?;
         let is_ours = self.list()?.iter().any(|set| set.fault == *fault);
-        if !is_ours && !link::is_up(&interface) {
+        if !is_ours && fault.harm == Harm::LinkDown && !link::is_up(&interface) {
             return Err(Error::invalid(format!(
                 "fault '{fault}': the interface '{interface}' is down already, and not by a fault"
             )));
         }
-        // It is in the table first: what takes a link down must be known to whoever clears.
+        // It is in the table first: what breaks an interface must be known to whoever clears.
         let set = self.write_down(fault, when)?;
-        link::set_up(&interface, false).inspect_err(|_| {
+        break_interface(fault).inspect_err(|_| {
             let _ = self.change(|faults| {
                 faults.retain(|other| other.id != set.id || is_ours);
                 Ok(())
@@ -299,8 +308,8 @@ impl DeviceFaults {
         let now_us = now_us();
         self.change(|faults| {
             let is_named = |set: &SetFault| named.is_none_or(|text| set.fault.is_named_by(text));
-            let links = faults.iter().filter(|set| is_named(set)).map(|set| &set.fault);
-            links.filter(|fault| fault.harm == Harm::LinkDown).try_for_each(mend_link)?;
+            let named = faults.iter().filter(|set| is_named(set)).map(|set| &set.fault);
+            named.filter(|fault| fault.harm.is_of_interface()).try_for_each(mend_interface)?;
             let (mut gone, left) = faults.drain(..).partition::<Vec<_>, _>(is_named);
             *faults = left;
             gone.retain(|set| set.until_us() > now_us);

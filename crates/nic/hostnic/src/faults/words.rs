@@ -46,6 +46,10 @@ pub const DEVICE_FAULT_FORMS: &[DeviceFaultForm] = &[
         example: "link mlx5_0 down",
         does: "its network interface goes down, for all that use it, until `fault clear` (root)",
     },
+    DeviceFaultForm {
+        example: "cable rxe0 cut",
+        does: "a software device: its interface drops all, for all that use it, until `fault clear` (root)",
+    },
 ];
 
 /// What completions can be made to say, and its number.
@@ -118,12 +122,20 @@ pub enum Harm {
     Event(i32),
     /// Its network interface is down, for all that use it.
     LinkDown,
+    /// Its network interface drops all that it would send and receive, for all that use it.
+    CableCut,
 }
 
 impl Harm {
     /// Whether it strikes once each time that it falls due, instead of holding for a time.
     pub fn strikes(self) -> bool {
         matches!(self, Harm::WqeError(_) | Harm::Event(_))
+    }
+
+    /// Whether it befalls the network interface, and so is no program's: it is there at once, and
+    /// until it is cleared.
+    pub fn is_of_interface(self) -> bool {
+        matches!(self, Harm::LinkDown | Harm::CableCut)
     }
 }
 
@@ -176,6 +188,7 @@ impl fmt::Display for DeviceFault {
             }
             Harm::Event(kind) => write!(f, "event {device} {}", name_of(EVENTS, kind)),
             Harm::LinkDown => write!(f, "link {device} down"),
+            Harm::CableCut => write!(f, "cable {device} cut"),
         }
     }
 }
@@ -196,14 +209,9 @@ impl FromStr for DeviceFault {
             ["link", _, state] => {
                 return Err(wrong(format!("a link can be 'down', not '{state}'")))
             }
-            ["cable", ..] => {
-                return Err(wrong(
-                    "the cable of a device cannot be cut from here; right is 'nic NAME down' or 'link NAME down', or, for silence \
-                     without an event, a rule of root on its network interface: \
-                     `tc qdisc add dev INTERFACE root netem loss 100%` (a cable of the emulated network is \
-                     named like 'cable a/0')"
-                        .into(),
-                ))
+            ["cable", device, "cut"] => (device, Harm::CableCut),
+            ["cable", _, state] => {
+                return Err(wrong(format!("a cable of a device can be 'cut', not '{state}'")))
             }
             ["refuse", device, errno] => {
                 (device, Harm::Refuse(find(ERRNOS, "an errno of posts", errno)?))
@@ -255,7 +263,8 @@ mod tests {
         for form in DEVICE_FAULT_FORMS {
             let fault: DeviceFault = form.example.parse().unwrap();
             assert_eq!(fault.to_string(), form.example);
-            assert_eq!(DeviceFault::device_in(form.example), Some("mlx5_0"));
+            let device = form.example.split(' ').nth(1);
+            assert_eq!(DeviceFault::device_in(form.example), device);
         }
         let fault: DeviceFault = " event  rxe0 IBV_EVENT_PORT_ACTIVE ".parse().unwrap();
         assert_eq!(fault.to_string(), "event rxe0 PORT_ACTIVE");
@@ -282,7 +291,7 @@ mod tests {
             ("", "faults of devices are 'nic mlx5_0 dead'"),
             ("nic mlx5_0", "faults of devices are"),
             ("nic mlx5_0 ded", "not 'ded'"),
-            ("cable mlx5_0 cut", "right is 'nic NAME down'"),
+            ("cable rxe0 loose", "not 'loose'"),
             ("nic a/0 dead", "'a/0' is not the name of a device"),
             ("link mlx5_0 up", "not 'up'"),
             ("refuse mlx5_0 EWHAT", "right is one of EAGAIN, "),

@@ -1,0 +1,124 @@
+//! The cable of a software device (rxe, siw) is cut: whatever its network interface would send or
+//! receive is dropped, without a word to anybody.
+//!
+//! What drops it are two chains of nftables at the interface itself, in a table that has the
+//! device's name, so that it can be taken away when the device is gone. A NIC that sends its
+//! packets itself never asks the kernel, and is refused.
+
+use super::link::interface_of_link;
+use crate::counters::SYSFS;
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use unbroken_verbs::{Error, Result};
+
+/// Cuts the cable of a device. EOPNOTSUPP where it sends past the kernel.
+pub(super) fn cut(device: &str) -> Result<()> {
+    let interface = interface_of_link(device)?;
+    if !is_software(&Path::new(SYSFS).join(device)) {
+        return Err(Error::unsupported(format!(
+            "'{device}' sends its packets itself, past the kernel, which can drop none of them; \
+             right is 'nic {device} down', or a port of its switch that is set down"
+        )));
+    }
+    nft(&rules(device, &interface))
+}
+
+/// Mends it. One that is not cut is mended.
+pub(super) fn mend(device: &str) -> Result<()> {
+    let table = table(device);
+    nft(&format!("add table netdev {table}\ndelete table netdev {table}\n"))
+}
+
+/// Whether the kernel sends a device's packets by a network interface. rxe says by which one; a
+/// device that is on no bus (siw on a bridge, a veth or a VLAN) has no other way.
+fn is_software(device: &Path) -> bool {
+    device.join("parent").exists() || !device.join("device").exists()
+}
+
+/// The names of devices are names of nftables, too, behind a letter.
+fn table(device: &str) -> String {
+    format!("unbroken_cable_{device}")
+}
+
+/// The table anew. It is there as a whole or not at all.
+fn rules(device: &str, interface: &str) -> String {
+    let table = table(device);
+    let chain = |hook: &str| {
+        let at = format!("type filter hook {hook} device \"{interface}\" priority -500");
+        format!(
+            "add chain netdev {table} {hook} {{ {at}; }}\nadd rule netdev {table} {hook} drop\n"
+        )
+    };
+    format!(
+        "add table netdev {table}\ndelete table netdev {table}\nadd table netdev {table}\n{}{}",
+        chain("ingress"),
+        chain("egress")
+    )
+}
+
+/// Has nftables carry out a script, all of it or nothing.
+fn nft(script: &str) -> Result<()> {
+    let run = || -> io::Result<std::process::Output> {
+        let mut child = Command::new("nft")
+            .args(["-f", "-"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        if let Some(mut stdin) = child.stdin.take() {
+            stdin.write_all(script.as_bytes())?;
+        }
+        child.wait_with_output()
+    };
+    let done = run().map_err(|e| match e.kind() {
+        io::ErrorKind::NotFound => Error::new(
+            libc::ENOENT,
+            "a cable is cut by `nft`, which is not there (`apt install nftables`)",
+        ),
+        _ => Error::os("nft cannot be run", &e),
+    })?;
+    if done.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&done.stderr);
+    let said = said.lines().next().unwrap_or("it says nothing").trim();
+    Err(Error::new(
+        libc::EPERM,
+        format!("nft refuses the rules, which take root and a kernel from 5.16 on: {said}"),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ways_of_the_interface_are_dropped_in_a_table_of_the_device() {
+        let rules = rules("rxe-0.1", "eth0");
+        for hook in ["ingress", "egress"] {
+            let chain = format!(
+                "add chain netdev unbroken_cable_rxe-0.1 {hook} {{ type filter hook {hook} device \
+                 \"eth0\" priority -500; }}"
+            );
+            let drop = format!("add rule netdev unbroken_cable_rxe-0.1 {hook} drop");
+            assert!(rules.lines().any(|line| line == chain), "{rules}");
+            assert!(rules.lines().any(|line| line == drop), "{rules}");
+        }
+    }
+
+    #[test]
+    fn devices_that_send_past_the_kernel_are_told_from_others() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, files, software) in [
+            ("rxe0", &["parent", "device"][..], true),
+            ("siw0", &[], true),
+            ("mlx5_0", &["device"], false),
+        ] {
+            let device = folder.path().join(name);
+            std::fs::create_dir(&device).unwrap();
+            files.iter().for_each(|file| std::fs::write(device.join(file), "").unwrap());
+            assert_eq!(is_software(&device), software, "{name}");
+        }
+    }
+}
