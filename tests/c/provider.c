@@ -5,6 +5,7 @@
  * TEST_PROVIDER_LIBRARY: the copy. TEST_PROVIDER_RUNTIME, TEST_PROVIDER_HOST: its runtime folder and its host.
  * TEST_PROVIDER_RAILS_MS: device N reaches the devices N of other hosts only. An address handle of it that leads
  * elsewhere takes so long, and is not made: nobody there answers.
+ * It registers dma-bufs, which softnic does not: files that can be mapped stand for them.
  * TEST_PROVIDER_VECTORS: a file that gets a line with the completion vector of each CQ.
  * TEST_PROVIDER_AH_MS: what each other address handle takes; one more byte is in TEST_PROVIDER_AH_FILE then. */
 #define _GNU_SOURCE
@@ -14,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #define PREFIX "UNBROKEN_"
@@ -65,6 +67,22 @@ long ibv_create_ah(void ***pd, const unsigned char *to)
 		}
 	}
 	return real_create_ah((long)pd, (long)to, 0, 0, 0, 0);
+}
+
+/* A dma-buf is any file that can be mapped: its pages are what a device reaches. */
+long ibv_reg_dmabuf_mr(long pd, unsigned long offset, unsigned long length, long iova, int fd, int access)
+{
+	void *at;
+
+	pthread_once(&once, open_copy);
+	if (fd < 0) {
+		errno = EBADF;
+		return 0;
+	}
+	at = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, offset);
+	if (at == MAP_FAILED)
+		return 0;
+	return real_reg_mr_iova2(pd, (long)at, length, iova, access, 0);
 }
 
 long ibv_create_cq(long context, long entries, long cq_context, long channel, long vector)

@@ -14,9 +14,10 @@
 //! as on any QP. Where a device cannot do that, it is done above it, by a journal.
 
 use crate::{
-    Backlog, CompChannel, Cq, LimitHook, ListResult, OverrunHook, PortAttr, RcModify, RecvWr,
-    RemoteKeys, Result, SendBatch, SendWr, Srq, SrqAttr, Translation,
+    Backlog, CompChannel, Cq, Error, LimitHook, ListResult, OverrunHook, PortAttr, RcModify,
+    RecvWr, RemoteKeys, Result, SendBatch, SendWr, Srq, SrqAttr, Translation,
 };
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use unbroken_types::{
     Access, Gid, PathAttr, PdHandle, Progress, QpCaps, QpState, QpType, UdDest, WcStatus,
@@ -86,6 +87,20 @@ pub trait MemoryDomain: Send + Sync {
         iova: u64,
         access: Access,
     ) -> Result<MrKeys>;
+    /// Registers `len` bytes from `offset` on of what is behind a dma-buf's descriptor (a GPU's
+    /// memory), which the network knows as `iova`. The descriptor stays the caller's. EOPNOTSUPP
+    /// where the device has no dma-bufs; EBADF where it has, and the descriptor is none.
+    fn reg_dmabuf_mr(
+        &self,
+        _pd: PdHandle,
+        _fd: RawFd,
+        _offset: u64,
+        _len: u64,
+        _iova: u64,
+        _access: Access,
+    ) -> Result<MrKeys> {
+        Err(Error::unsupported("regions of dma-bufs are not there on this device"))
+    }
     /// Changes a region; its keys stay. When it returns, nothing from the network touches what it
     /// was before. An error changes nothing.
     fn rereg_mr(&self, lkey: u32, change: &MrChange) -> Result<()>;

@@ -71,6 +71,18 @@ impl AsRawFd for EventFd {
     }
 }
 
+/// Another descriptor, close-on-exec, of what `fd` is open on.
+pub fn duplicate(fd: RawFd) -> Result<OwnedFd> {
+    // SAFETY: fcntl with integers; a non-negative result is a fresh descriptor that nobody else
+    // owns.
+    let own = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) };
+    match own < 0 {
+        true => Err(Error::os("the descriptor cannot be kept open", &io::Error::last_os_error())),
+        // SAFETY: as above.
+        false => Ok(unsafe { OwnedFd::from_raw_fd(own) }),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -40,7 +40,7 @@ pub use device::{
     WindowType, NO_REGION,
 };
 pub use error::{Error, ErrorKind};
-pub use eventfd::EventFd;
+pub use eventfd::{duplicate, EventFd};
 pub use keys::{KeyRow, KeyWaiter, RemoteKeys, Translation};
 pub use owner::Owner;
 pub use shared::SharedWords;

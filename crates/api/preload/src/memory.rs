@@ -9,13 +9,10 @@ use std::ptr::null_mut;
 use std::sync::atomic::AtomicU32;
 use unbroken_types::Access;
 use unbroken_verbs::abi::{ibv_context, ibv_mr, ibv_pd};
-use unbroken_verbs::{Error, MrChange, Result};
+use unbroken_verbs::{Error, MrChange, MrKeys, Result};
 
 /// Rights and properties that mean something here.
 pub const RIGHTS: u32 = Access::LOCAL_WRITE.0 | Access::REMOTE.0 | Access::MW_BIND.0;
-/// IBV_ACCESS_HUGETLB tells the kernel how to pin, and IBV_ACCESS_OPTIONAL_RANGE (relaxed ordering)
-/// is advice by definition.
-const IGNORED: u32 = 1 << 7 | 0x3ff0_0000;
 /// `enum ibv_rereg_mr_flags`.
 const CHANGE_TRANSLATION: c_int = 1;
 const CHANGE_PD: c_int = 1 << 1;
@@ -55,9 +52,9 @@ unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
 
 /// The rights that a program asks for.
 fn rights(access: c_uint) -> Result<Access> {
-    let known = RIGHTS | Access::ZERO_BASED.0;
-    match access & !(known | IGNORED) {
-        0 => Ok(Access(access & known)),
+    let known = RIGHTS | Access::ZERO_BASED.0 | Access::ADVICE.0;
+    match access & !known {
+        0 => Ok(Access(access)),
         unknown => Err(Error::unsupported(format!(
             "access flags {unknown:#x}: on-demand regions are not available"
         ))),
@@ -79,6 +76,17 @@ pub unsafe fn register(
     let owner = unsafe { PdObj::of(pd) }?;
     let keys =
         owner.api.reg_mr(owner.handle(), addr as u64, length as u64, iova, rights(access)?)?;
+    Ok(object(owner, pd, (addr, length), keys, MrKind::Plain))
+}
+
+/// A region as programs have it.
+fn object(
+    owner: &PdObj,
+    pd: *mut ibv_pd,
+    (addr, length): (*mut c_void, usize),
+    keys: MrKeys,
+    kind: MrKind,
+) -> *mut ibv_mr {
     let c = ibv_mr {
         context: owner.c.context,
         pd,
@@ -88,7 +96,41 @@ pub unsafe fn register(
         lkey: keys.lkey,
         rkey: keys.rkey,
     };
-    Ok(Box::into_raw(Box::new(MrObj { c, api: owner.api.clone(), kind: MrKind::Plain })).cast())
+    Box::into_raw(Box::new(MrObj { c, api: owner.api.clone(), kind })).cast()
+}
+
+/// Registers memory behind a dma-buf.
+///
+/// # Safety
+/// `pd` is a protection domain of ours.
+pub unsafe fn register_dmabuf(
+    pd: *mut ibv_pd,
+    fd: c_int,
+    (offset, length, iova): (u64, usize, u64),
+    access: c_uint,
+) -> Result<*mut ibv_mr> {
+    // SAFETY: promised by the caller.
+    let owner = unsafe { PdObj::of(pd) }?;
+    let range = (offset, length as u64, iova);
+    let keys = owner.api.reg_dmabuf_mr(owner.handle(), fd, range, rights(access)?)?;
+    // As libibverbs says of such a region: its address is that of the network.
+    Ok(object(owner, pd, (iova as *mut c_void, length), keys, MrKind::Dmabuf))
+}
+
+#[no_mangle]
+unsafe extern "C" fn ibv_reg_dmabuf_mr(
+    pd: *mut ibv_pd,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
+) -> *mut ibv_mr {
+    pass!(ibv_reg_dmabuf_mr(pd, offset, length, iova, fd, access));
+    pointer("ibv_reg_dmabuf_mr", || {
+        // SAFETY: a protection domain of ours.
+        unsafe { register_dmabuf(pd, fd, (offset, length, iova), access as c_uint) }
+    })
 }
 
 #[no_mangle]
@@ -145,7 +187,9 @@ unsafe extern "C" fn ibv_rereg_mr(
         // SAFETY: a region of ours.
         let object = unsafe { MrObj::of(mr) }?;
         if !matches!(object.kind, MrKind::Plain) {
-            return Err(Error::invalid("device memory and null regions cannot be registered anew"));
+            return Err(Error::invalid(
+                "device memory, dma-bufs and null regions cannot be registered anew",
+            ));
         }
         if flags & !(CHANGE_TRANSLATION | CHANGE_PD | CHANGE_ACCESS) != 0 {
             return Err(Error::invalid(format!(

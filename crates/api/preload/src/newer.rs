@@ -6,7 +6,7 @@
 //! of DMA, completion counters, dma-buf) is in [`crate::unsupported`].
 
 use crate::ffi::{code, deref, guard, minus_one, pointer};
-use crate::memory::register;
+use crate::memory::{register, register_dmabuf};
 use crate::objects::{free, ContextObj, PdObj};
 use crate::query::SPEED_100_MBITS;
 use crate::real::pass;
@@ -96,8 +96,19 @@ unsafe extern "C" fn ibv_reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_attr)
             deref(attr.cast::<usize>(), "mr_init_attr")?;
             ((*attr).comp_mask, (*attr).length, (*attr).access as c_uint)
         };
-        if mask & (MASK_FD | MASK_FD_OFFSET) != 0 {
-            return Err(Error::unsupported(crate::unsupported::DMABUF));
+        if mask & MASK_FD != 0 {
+            let known = MASK_FD | MASK_FD_OFFSET | MASK_IOVA;
+            if mask & !known != 0 || mask & known != known {
+                return Err(Error::invalid(format!(
+                    "comp_mask {mask:#x}: a dma-buf has fd ({MASK_FD:#x}), fd_offset \
+                     ({MASK_FD_OFFSET:#x}) and iova ({MASK_IOVA:#x})"
+                )));
+            }
+            // SAFETY: the mask names what is read; objects of ours.
+            return unsafe {
+                let range = ((*attr).fd_offset, length, (*attr).iova);
+                register_dmabuf(pd, (*attr).fd, range, access)
+            };
         }
         if mask & !(MASK_IOVA | MASK_ADDR | MASK_BUF) != 0 {
             return Err(Error::unsupported(format!(

@@ -76,6 +76,8 @@ pub enum MrKind {
     Plain,
     /// Device memory, which it keeps alive.
     Device { _memory: Arc<DeviceMemory> },
+    /// What is behind a dma-buf.
+    Dmabuf,
     /// Nothing.
     Null,
 }

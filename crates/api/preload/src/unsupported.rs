@@ -39,9 +39,6 @@ const MULTICAST: &str =
 const IMPORT: &str =
     "objects of another process cannot be imported: they live in that process, no kernel driver holds them";
 
-/// Of memory of other devices.
-pub const DMABUF: &str =
-    "memory of another device (dma-buf) cannot be registered: a software NIC reaches the process's own memory only";
 const DMA_HANDLES: &str =
     "there are no handles of DMA: they are hints for PCIe and a processor's caches, which no packet passes here";
 const COUNTERS: &str = "there are no completion counters: completions are in the completion queue";
@@ -68,7 +65,6 @@ absent_objects! {
     ibv_import_pd(context: *mut c_void, handle: u32): IMPORT;
     ibv_import_mr(pd: *mut c_void, handle: u32): IMPORT;
     ibv_import_dm(context: *mut c_void, handle: u32): IMPORT;
-    ibv_reg_dmabuf_mr(pd: *mut c_void, offset: u64, length: usize, iova: u64, fd: c_int, access: c_int): DMABUF;
 }
 
 /// Enhanced connection establishment agrees on options of a vendor's hardware. There are none here.

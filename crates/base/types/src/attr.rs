@@ -78,6 +78,9 @@ bitflags::bitflags! {
         const ZERO_BASED = 1 << 5;
         /// All that the peer may do.
         const REMOTE = 0b1110;
+        /// Advice, which devices may follow: huge pages (`IBV_ACCESS_HUGETLB`), and the optional
+        /// flags, of which relaxed ordering on PCIe is one (`IBV_ACCESS_OPTIONAL_RANGE`).
+        const ADVICE = 1 << 7 | 0x3ff0_0000;
         // What a program sets beside these is kept, and refused with its number.
         const _ = !0;
     }

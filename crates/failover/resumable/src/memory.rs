@@ -17,14 +17,17 @@
 //! Locks: a space → a region → a domain. A device is called with a region's lock held, so that the
 //! background thread never registers what is being deregistered.
 
+mod source;
 mod space;
 
 use crate::lock;
 use crate::prefetcher::Prefetcher;
 use crate::Spawn;
+use source::{Descriptor, MrSource};
 use space::Space;
 use std::collections::hash_map::Entry;
 use std::collections::HashMap;
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{
     Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak,
@@ -55,9 +58,7 @@ pub(crate) struct Mr {
 
 struct MrState {
     pd: PdHandle,
-    addr: u64,
-    len: u64,
-    iova: u64,
+    source: MrSource,
     access: Access,
     on: Vec<Option<There>>,
     /// It is being deregistered.
@@ -323,7 +324,7 @@ impl LogicalMemory {
         // noted after it was forgotten.
         let Open { domain, key_set } = self.open(nic)?;
         let pd = self.pd_on(s.pd, nic)?;
-        let keys = domain.reg_mr(pd, s.addr, s.len, s.iova, s.access)?;
+        let keys = s.source.register(&*domain, pd, s.access)?;
         s.on[nic] = Some(There { keys, key_set });
         if nic == mr.default && keys != mr.keys {
             self.nics[nic].foreign.store(true, Ordering::Release);
@@ -337,7 +338,7 @@ impl LogicalMemory {
         &self,
         default: usize,
         pd: PdHandle,
-        range: (u64, u64, u64),
+        source: MrSource,
         access: Access,
     ) -> Result<MrKeys> {
         self.use_pd(pd)?;
@@ -345,7 +346,7 @@ impl LogicalMemory {
         let count = self.nics.len();
         let mut result = Err(Error::device_gone("no NIC works"));
         for nic in (0..count).map(|k| (default + k) % count) {
-            result = self.reg_on(nic, default, pd, range, access);
+            result = self.reg_on(nic, default, pd, &source, access);
             if !result.as_ref().is_err_and(|e| e.errno() == libc::EIO) {
                 break;
             }
@@ -362,7 +363,7 @@ impl LogicalMemory {
         nic: usize,
         default: usize,
         pd: PdHandle,
-        (addr, len, iova): (u64, u64, u64),
+        source: &MrSource,
         access: Access,
     ) -> Result<Arc<Mr>> {
         let Open { domain, key_set } = self.open(nic)?;
@@ -370,7 +371,7 @@ impl LogicalMemory {
         // Kept until another is found, so that a number is not given out again.
         let mut taken = Vec::new();
         let mut make = || loop {
-            let keys = domain.reg_mr(handle, addr, len, iova, access)?;
+            let keys = source.register(&*domain, handle, access)?;
             let mut space = write(&self.nics[default].space);
             if !space.is_free(keys) {
                 taken.push(keys.lkey);
@@ -381,7 +382,8 @@ impl LogicalMemory {
             }
             let mut on = vec![None; self.nics.len()];
             on[nic] = Some(There { keys, key_set });
-            let state = MrState { pd, addr, len, iova, access, on, gone: false };
+            let kept = source.keep().inspect_err(|_| drop(domain.dereg_mr(keys.lkey)))?;
+            let state = MrState { pd, source: kept, access, on, gone: false };
             let mr = Arc::new(Mr { keys, default, state: Mutex::new(state) });
             space.insert(mr.clone());
             return Ok(mr);
@@ -403,7 +405,7 @@ impl LogicalMemory {
         let done = self.rereg_everywhere(&mr, &mut s, change);
         let (old, new) = (s.pd, change.pd);
         if let (Ok(()), Some((addr, len))) = (&done, change.range) {
-            (s.addr, s.len, s.iova) = (addr, len, addr);
+            s.source = MrSource::Range { addr, len, iova: addr };
         }
         if let (Ok(()), Some(access)) = (&done, change.access) {
             s.access = access;
@@ -555,7 +557,20 @@ impl MemoryDomain for View {
         iova: u64,
         access: Access,
     ) -> Result<MrKeys> {
-        self.all.reg(self.nic, pd, (addr, len, iova), access)
+        self.all.reg(self.nic, pd, MrSource::Range { addr, len, iova }, access)
+    }
+
+    fn reg_dmabuf_mr(
+        &self,
+        pd: PdHandle,
+        fd: RawFd,
+        offset: u64,
+        len: u64,
+        iova: u64,
+        access: Access,
+    ) -> Result<MrKeys> {
+        let source = MrSource::Dmabuf { fd: Descriptor::Caller(fd), offset, len, iova };
+        self.all.reg(self.nic, pd, source, access)
     }
 
     fn rereg_mr(&self, lkey: u32, change: &MrChange) -> Result<()> {

@@ -219,6 +219,20 @@ impl Context {
         self.memory.reg_mr(pd, addr, len, iova, access)
     }
 
+    /// Registers memory behind a dma-buf, as [`MemoryDomain::reg_dmabuf_mr`].
+    ///
+    /// [`MemoryDomain::reg_dmabuf_mr`]: unbroken_verbs::MemoryDomain::reg_dmabuf_mr
+    pub fn reg_dmabuf_mr(
+        &self,
+        pd: PdHandle,
+        fd: RawFd,
+        (offset, len, iova): (u64, u64, u64),
+        access: Access,
+    ) -> Result<MrKeys> {
+        self.core.process.check()?;
+        self.memory.reg_dmabuf_mr(pd, fd, offset, len, iova, access)
+    }
+
     /// Changes a registration on every NIC; its keys stay.
     pub fn rereg_mr(&self, lkey: u32, change: &MrChange) -> Result<()> {
         self.core.process.check()?;

@@ -11,6 +11,10 @@ use unbroken_verbs::{Error, Result};
 /// What the library is called by every distribution.
 const NAME: &CStr = c"libibverbs.so.1";
 
+/// `ibv_reg_dmabuf_mr`: domain, offset, length, address for the network, descriptor, rights.
+pub(crate) type RegDmabufMr =
+    unsafe extern "C" fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
+
 /// Declares the table of functions, and a method for each that runs it inside
 /// ([`inside::enter`]).
 macro_rules! functions {
@@ -114,6 +118,13 @@ impl Library {
             return Err(Error::new(libc::ENOENT, format!("libibverbs is not installed: {why}")));
         }
         Library::resolve(handle as usize)
+    }
+
+    /// `ibv_reg_dmabuf_mr`; none before rdma-core 34. To be called inside ([`inside::enter`]).
+    pub(crate) fn reg_dmabuf_mr(&self) -> Option<RegDmabufMr> {
+        let found = self.address(c"ibv_reg_dmabuf_mr")?;
+        // SAFETY: the function of that name has this signature in every version that has it.
+        Some(unsafe { std::mem::transmute::<*mut c_void, RegDmabufMr>(found) })
     }
 
     /// The address of any function of the library; none where this version has none.

@@ -1,10 +1,12 @@
 //! Protection domains and regions of a device.
 
 use crate::context::Context;
+use crate::inside;
 use crate::library::{check, null_error};
 use crate::{lock, Object};
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 use unbroken_types::{Access, PdHandle};
 use unbroken_verbs::abi::{ibv_mr, ibv_pd};
@@ -40,6 +42,10 @@ pub(crate) struct HostMemory {
     tables: Mutex<Tables>,
 }
 
+fn length(len: u64) -> Result<usize> {
+    usize::try_from(len).map_err(|_| Error::invalid(format!("a region of {len} bytes")))
+}
+
 fn no_pd(pd: PdHandle) -> Error {
     Error::invalid(format!("there is no protection domain {pd}"))
 }
@@ -51,6 +57,27 @@ fn no_key(lkey: u32) -> Error {
 impl HostMemory {
     pub(crate) fn new(context: &Arc<Context>) -> Arc<HostMemory> {
         Arc::new(HostMemory { context: context.clone(), tables: Mutex::default() })
+    }
+
+    /// A region that `make` has the provider make.
+    fn register(
+        &self,
+        pd: PdHandle,
+        verb: &str,
+        make: impl FnOnce(*mut ibv_pd) -> *mut ibv_mr,
+    ) -> Result<MrKeys> {
+        self.use_pd(pd)?;
+        let registered = self.raw_pd(pd).and_then(|raw| {
+            let mr = make(raw);
+            match mr.is_null() {
+                true => Err(null_error(verb)),
+                // SAFETY: just made.
+                false => Ok((mr, unsafe { MrKeys { lkey: (*mr).lkey, rkey: (*mr).rkey } })),
+            }
+        });
+        let (mr, keys) = registered.inspect_err(|_| self.unuse_pd(pd))?;
+        lock(&self.tables).mrs.insert(keys.lkey, Mr { raw: mr as usize, pd });
+        Ok(keys)
     }
 
     /// The provider's protection domain.
@@ -104,25 +131,36 @@ impl MemoryDomain for HostMemory {
         iova: u64,
         access: Access,
     ) -> Result<MrKeys> {
-        self.use_pd(pd)?;
-        let registered = self.raw_pd(pd).and_then(|raw| {
-            let len = usize::try_from(len)
-                .map_err(|_| Error::invalid(format!("a region of {len} bytes")))?;
-            let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
-            // SAFETY: a domain that is counted as used; the memory is the program's, which promises
-            // that it is there.
-            let mr = unsafe {
-                self.context.library.reg_mr_iova2(raw, addr as *mut c_void, len, iova, access.0)
-            };
-            match mr.is_null() {
-                true => Err(null_error("ibv_reg_mr")),
-                // SAFETY: just made.
-                false => Ok((mr, unsafe { MrKeys { lkey: (*mr).lkey, rkey: (*mr).rkey } })),
-            }
-        });
-        let (mr, keys) = registered.inspect_err(|_| self.unuse_pd(pd))?;
-        lock(&self.tables).mrs.insert(keys.lkey, Mr { raw: mr as usize, pd });
-        Ok(keys)
+        let len = length(len)?;
+        let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
+        // SAFETY: a domain that is counted as used; the memory is the program's, which promises
+        // that it is there.
+        self.register(pd, "ibv_reg_mr", |raw| unsafe {
+            self.context.library.reg_mr_iova2(raw, addr as *mut c_void, len, iova, access.0)
+        })
+    }
+
+    fn reg_dmabuf_mr(
+        &self,
+        pd: PdHandle,
+        fd: RawFd,
+        offset: u64,
+        len: u64,
+        iova: u64,
+        access: Access,
+    ) -> Result<MrKeys> {
+        let Some(reg_dmabuf_mr) = self.context.library.reg_dmabuf_mr() else {
+            return Err(Error::unsupported(
+                "the installed libibverbs has no ibv_reg_dmabuf_mr: rdma-core 34 or newer has it",
+            ));
+        };
+        let len = length(len)?;
+        // SAFETY: a domain that is counted as used; the kernel looks at the descriptor.
+        self.register(pd, "ibv_reg_dmabuf_mr", |raw| {
+            inside::enter(|| unsafe {
+                reg_dmabuf_mr(raw, offset, len, iova, fd, access.0 as c_int)
+            })
+        })
     }
 
     fn rereg_mr(&self, lkey: u32, change: &MrChange) -> Result<()> {

@@ -361,6 +361,7 @@ impl MemoryDomain for Domain {
         access: Access,
     ) -> Result<MrKeys> {
         let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
+        let access = access.difference(Access::ADVICE);
         check_access(access)?;
         check_range(addr, len, iova)?;
         populate(addr, len, access.contains(Access::LOCAL_WRITE))?;
@@ -377,7 +378,7 @@ impl MemoryDomain for Domain {
             let r = t.0.region(lkey).ok_or_else(no_region)?;
             (r.start, r.len, r.access)
         };
-        access = change.access.unwrap_or(access);
+        access = change.access.unwrap_or(access).difference(Access::ADVICE);
         (start, len) = change.range.unwrap_or((start, len));
         check_access(access)?;
         check_range(start, len, start)?;

@@ -6,6 +6,7 @@
 use crate::device::HostDevice;
 use crate::faults::life::Life;
 use crate::faults::seam_qp::SeamQp;
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use unbroken_types::{Access, Gid, PathAttr, PdHandle};
 use unbroken_verbs::{
@@ -150,6 +151,19 @@ impl MemoryDomain for SeamMemory {
     ) -> Result<MrKeys> {
         self.life.check()?;
         self.inner.reg_mr(pd, addr, len, iova, access)
+    }
+
+    fn reg_dmabuf_mr(
+        &self,
+        pd: PdHandle,
+        fd: RawFd,
+        offset: u64,
+        len: u64,
+        iova: u64,
+        access: Access,
+    ) -> Result<MrKeys> {
+        self.life.check()?;
+        self.inner.reg_dmabuf_mr(pd, fd, offset, len, iova, access)
     }
 
     fn rereg_mr(&self, lkey: u32, change: &MrChange) -> Result<()> {
