@@ -1,5 +1,7 @@
-//! The thread that brings regions to the NICs on which they were not made, so that they are there
-//! when a QP comes. It is started with the first region, and ends with the memory.
+//! The threads that bring regions to the NICs on which they were not made, so that they are there
+//! when a QP comes. The kernel pins the pages of a region in one thread, and a large one takes
+//! seconds: as many as [`MAX_THREADS`] are made side by side. A thread is started when a region
+//! comes that all others are too busy for, and ends with the memory.
 
 use crate::lock;
 use crate::memory::{LogicalMemory, Mr};
@@ -7,11 +9,16 @@ use crate::Spawn;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 
+/// Regions that are made side by side.
+pub(crate) const MAX_THREADS: usize = 4;
+
 #[derive(Default)]
 struct Queue {
     /// At most a few for each region.
     regions: VecDeque<Weak<Mr>>,
-    started: bool,
+    threads: usize,
+    /// Of these, the ones that wait for a region.
+    idle: usize,
     ended: bool,
 }
 
@@ -21,7 +28,7 @@ struct Shared {
     news: Condvar,
 }
 
-/// What waits for the thread.
+/// What waits for the threads.
 pub(crate) struct Prefetcher {
     shared: Arc<Shared>,
     spawn: Spawn,
@@ -32,16 +39,16 @@ impl Prefetcher {
         Prefetcher { shared: Arc::default(), spawn }
     }
 
-    /// The thread is to look at a region.
+    /// A thread is to look at a region.
     pub(crate) fn put(&self, memory: &Weak<LogicalMemory>, mr: &Arc<Mr>) {
         let mut q = lock(&self.shared.queue);
         q.regions.push_back(Arc::downgrade(mr));
-        if !q.started {
+        if q.idle < q.regions.len() && q.threads < MAX_THREADS {
             let (memory, shared) = (memory.clone(), self.shared.clone());
-            // Without it regions come to a NIC when they are first needed there.
-            q.started =
-                (self.spawn)("unb-regions", Box::new(move || run(&memory, &shared))).is_ok();
-            if !q.started {
+            let started = (self.spawn)("unb-regions", Box::new(move || run(&memory, &shared)));
+            q.threads += usize::from(started.is_ok());
+            // Without any, regions come to a NIC when they are first needed there.
+            if q.threads == 0 {
                 q.regions.clear();
             }
         }
@@ -53,7 +60,7 @@ impl Prefetcher {
 impl Drop for Prefetcher {
     fn drop(&mut self) {
         lock(&self.shared.queue).ended = true;
-        self.shared.news.notify_one();
+        self.shared.news.notify_all();
     }
 }
 
@@ -61,7 +68,9 @@ fn run(memory: &Weak<LogicalMemory>, shared: &Shared) {
     loop {
         let mut q = lock(&shared.queue);
         while q.regions.is_empty() && !q.ended {
+            q.idle += 1;
             q = shared.news.wait(q).unwrap_or_else(PoisonError::into_inner);
+            q.idle -= 1;
         }
         let next = q.regions.pop_front();
         drop(q);

@@ -223,3 +223,22 @@ fn regions_are_made_ready_where_that_is_wanted_and_elsewhere_when_they_are_neede
     host.memory.answer(0, keys[0].rkey).unwrap();
     assert_eq!(there(1), before[1] + 1, "a peer needs it there");
 }
+
+#[test]
+fn regions_are_made_side_by_side_on_other_nics() {
+    let net = Net::default();
+    let host = Host::new(&net, 0, 64, true);
+    net.meet_at_registrations((0, 1));
+    let keys: Vec<MrKeys> = (0..6).map(|_| reg(&host.view, host.pd, &host)).collect();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let there = |rkey| {
+        let export = host.memory.export();
+        let row = export.into_iter().find(|row| row.rkey == rkey).unwrap();
+        row.on.iter().any(|key| key.nic == 1)
+    };
+    while !keys.iter().all(|keys| there(keys.rkey)) {
+        assert!(Instant::now() < deadline, "they are not on NIC 1");
+        std::thread::yield_now();
+    }
+    assert!((2..=4).contains(&net.met()), "{} were made at the same time", net.met());
+}

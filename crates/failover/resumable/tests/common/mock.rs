@@ -10,6 +10,7 @@ mod verbs;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 use unbroken_types::{
     Access, Gid, GidType, LinkLayer, Mtu, PathAttr, PdHandle, QpState, QpType, SendFlags,
     SendOpcode, Sge, SharedReceives, Wc, WcFlags, WcOpcode, WcStatus,
@@ -84,6 +85,8 @@ struct Nic {
 #[derive(Default)]
 struct State {
     nics: HashMap<NicId, Nic>,
+    /// Registrations on this NIC wait until two are under way; how many are, and were at most.
+    meet: Option<(NicId, usize, usize)>,
     /// All that was executed: sender, WR of the program as the sender's NIC knows it.
     executed: u64,
 }
@@ -237,6 +240,35 @@ impl Net {
     /// The NIC, which works, refuses a send with EINVAL after it has taken so many more.
     pub fn refuse_one_after(&self, id: NicId, sends: usize) {
         self.state().nics.get_mut(&id).unwrap().takes = Some(sends);
+    }
+
+    /// Registrations on the NIC wait for one another, in pairs, for 10 s at most.
+    pub fn meet_at_registrations(&self, id: NicId) {
+        self.state().meet = Some((id, 0, 0));
+    }
+
+    /// How many were under way at most.
+    pub fn met(&self) -> usize {
+        self.state().meet.map_or(0, |(_, _, most)| most)
+    }
+
+    /// A registration begins on a NIC.
+    fn wait_for_another(&self, id: NicId) {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let step = |by: isize| match &mut self.state().meet {
+            Some((at, now, most)) if *at == id => {
+                *now = now.saturating_add_signed(by);
+                *most = (*most).max(*now);
+                *most >= 2
+            }
+            _ => true,
+        };
+        let mut met = step(1);
+        while !met && Instant::now() < deadline {
+            std::thread::yield_now();
+            met = step(0);
+        }
+        step(-1);
     }
 
     /// Nothing passes the NIC's cable any more.

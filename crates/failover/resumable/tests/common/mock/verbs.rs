@@ -143,6 +143,7 @@ impl MemoryDomain for MockNic {
         _iova: u64,
         access: Access,
     ) -> Result<MrKeys> {
+        self.net.wait_for_another(self.id);
         self.with(|nic| {
             if !nic.alive {
                 return Err(Error::device_gone("the NIC is dead"));
