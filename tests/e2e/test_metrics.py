@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 import urllib.error
+from pathlib import Path
 
 import pytest
 
@@ -87,6 +88,62 @@ def test_the_endpoint_serves_metrics_and_refuses_others(logs):
             raise Failure("it was served without a token")
         if guarded.get("/metrics", Authorization="Bearer 0123456789abcdef0123")[0] != 200:
             raise Failure("the token was refused")
+
+
+@pytest.mark.smoke
+def test_the_endpoint_makes_no_folder(logs):
+    """It is started before anything runs: it makes nothing, says that there is nothing, and shows
+    what comes later. A folder that is named and not there is a mistake."""
+    with Fabric(logs) as fabric:
+        named = fabric.command(
+            "--runtime", fabric.files / "typo", "metrics", "--listen", "127.0.0.1:0"
+        )
+        if named.returncode != 1 or "is not there" not in named.stderr:
+            raise Failure(f"a folder that is not there: {named.returncode}: {named.stderr}")
+        fabric.env |= {"UNBROKEN_RUNTIME": "", "XDG_RUNTIME_DIR": str(fabric.files)}
+        endpoint = Endpoint(fabric, "metrics")
+        status, _, page = endpoint.get("/metrics")
+        found = samples(page)
+        if status != 200 or ("unbroken_observation_problems", ()) not in found:
+            raise Failure(f"{status}: {page}")
+        if left := list(fabric.files.iterdir()):
+            raise Failure(f"to look has made {left}")
+        fabric.command("fabric", "up", "--hosts", "a,b", "--nics", "2")
+        capacity = lambda: value(
+            samples(endpoint.get("/metrics")[2]), "unbroken_capacity_ratio", host="b"
+        )
+        wait_until(lambda: capacity() == 1, 20, "the endpoint shows what has come")
+
+
+@pytest.mark.parametrize("command", ["events", "traces"])
+def test_who_follows_makes_no_folder(logs, command):
+    """`events --follow` and `traces` wait for a folder that is not there yet. It cannot be made at
+    first: who tries has an error and ends."""
+    with Fabric(logs) as fabric, Collector() as collector:
+        home = fabric.files / "later"
+        (fabric.files / "link").symlink_to(home)
+        fabric.env |= {"UNBROKEN_RUNTIME": "", "XDG_RUNTIME_DIR": str(fabric.files / "link")}
+        url = f"http://127.0.0.1:{collector.server_port}"
+        options = {"events": ["--follow"], "traces": ["--otlp", url]}[command]
+        process = fabric.start(command, [UNBROKEN, command, *options])
+        wait_until(lambda: process.ended() or _pauses(process.pid) >= 20, 20, "it waits")
+        if process.ended() or home.exists():
+            raise Failure(f"it does not wait: {process.output()}")
+        home.mkdir()
+        fabric.command("fabric", "up", "--hosts", "a,b", "--nics", "2")
+        storm(fabric, 1, 20)
+        wait_until(lambda: all(q["protected"] for q in fabric.status()["qps"]), 20, "protection")
+        fabric.fault("nic a/0 dead")
+        seen = lambda: "switched" in process.output() or collector.spans()
+        wait_until(lambda: process.ended() or seen(), 20, "a switch is seen")
+        if process.ended():
+            raise Failure(process.output())
+
+
+def _pauses(pid: int) -> int:
+    """How often a process has gone to sleep."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"^voluntary_ctxt_switches:\s+(\d+)", status, re.M)[1])
 
 
 def test_clients_that_do_not_end_are_ended(logs):

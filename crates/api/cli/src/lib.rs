@@ -130,7 +130,7 @@ fn execute(args: Args) -> output::Result {
         Command::Web(args) => web::run(&place, &args),
         Command::Traces(args) => traces::run(&place, &args),
         Command::Top(args) => top::run(&place, &args),
-        Command::Metrics(args) => metrics::run(&place, &args),
+        Command::Metrics(args) => metrics::run(place, &args),
         Command::Events { clear: true, .. } => events::clear(&place),
         Command::Events { json, follow, clear: false } => events::events(&place, json, follow),
         Command::Doctor(args) => doctor::doctor(&place, &args),
