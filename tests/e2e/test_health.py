@@ -187,9 +187,15 @@ def test_what_is_not_seen_is_unknown(logs):
             silent = verdict(fabric)
             if silent["exit_status"] != 3 or f"pid {process.pid} " not in silent["problems"][0]:
                 raise Failure(f"a process is stopped: {silent}")
+            found = scrape(fabric)
+            if [value(found, "unbroken_health", host=h) for h in "ab"] != [3, 3]:
+                raise Failure("the metrics know more than the verdict")
             fabric.fault("nic a/0 dead")
             if verdict(fabric)["verdict"] != "degraded, survived":
                 raise Failure("a NIC that is dead is seen without anybody's answer")
+            found = scrape(fabric)
+            if [value(found, "unbroken_health", host=h) for h in "ab"] != [1, 3]:
+                raise Failure("the metrics do not tell what is known from what is not")
             fabric.clear()
         finally:
             process.popen.send_signal(signal.SIGCONT)
