@@ -1,5 +1,5 @@
-"""The verdict: what `unbroken health` says is what `status`, `events` and the metrics show, it follows
-a NIC that dies and comes back, and the examples for schedulers ask for it."""
+"""The verdict: what `unbroken health` says is what `status`, `events` and the metrics show, it
+follows a NIC that dies and comes back, and the examples for schedulers ask for it."""
 
 import json
 import os
@@ -269,10 +269,10 @@ class Node:
         scripts = [self.run(MONITORING / f"npd-{name}.sh") for name in ("degraded", "failed")]
         return (*(done.returncode for done in scripts), self.nhc(), self.nhc("degraded"))
 
-    def drained(self, jobs) -> list:
+    def drained(self, jobs, **more) -> list:
         """What Slurm was told by its health check."""
         self.told.unlink(missing_ok=True)
-        done = self.run(MONITORING / "slurm-health-check.sh", jobs)
+        done = self.run(MONITORING / "slurm-health-check.sh", jobs, **more)
         if done.returncode != 0:
             raise Failure(f"the health check ended with {done.returncode}: {done.stderr}")
         return self.told.read_text().splitlines() if self.told.exists() else []
@@ -303,6 +303,10 @@ def test_scripts_for_schedulers(logs):
                 lines = node.drained(jobs)
                 if told not in lines[-1] or "NodeName=n1" not in lines[-1]:
                     raise Failure(f"{fault}: Slurm was told {lines}")
+            # Where only failures drain, one NIC is left.
+            node.run(UNBROKEN, "fault", "clear", "nic a/1 dead")
+            if any("State=" in line for line in node.drained(jobs, DRAIN_WHEN="failed")):
+                raise Failure("what was survived has drained the node")
             # Its owner has taken the log away: no verdict, which gives no node back.
             node.told.unlink()
             node.run(UNBROKEN, "fault", "clear")
@@ -312,6 +316,20 @@ def test_scripts_for_schedulers(logs):
                 raise Failure(f"without a verdict Slurm was told {lines}")
             if node.answers() != (2, 2, False, False):
                 raise Failure(f"without a verdict: {node.answers()}")
+            # The job has ended, and its folder with it: then the doctor judges, whom slurmd's
+            # health check finds without a PATH.
+            shutil.rmtree(job)
+            doctor = logs / "doctor"
+            lines = ["#!/bin/sh", f"env >{logs}/doctor.env", f"exit $(cat {logs}/doctor.says)"]
+            doctor.write_text("\n".join([*lines, ""]))
+            doctor.chmod(0o755)
+            for says, given_back in ((1, False), (0, True)):
+                (logs / "doctor.says").write_text(f"{says}\n")
+                lines = node.drained(jobs, UNBROKEN=str(doctor), PATH="")
+                if any("State=RESUME" in line for line in lines) != given_back:
+                    raise Failure(f"the doctor ends with {says}, and Slurm was told {lines}")
+            if "PATH=/usr/local/sbin:/usr/local/bin:" not in (logs / "doctor.env").read_text():
+                raise Failure("what the health check starts has no PATH")
         finally:
             shutil.rmtree(jobs)
         unknown = node.run(MONITORING / "npd-failed.sh", UNBROKEN_RUNTIME="/nowhere")
