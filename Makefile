@@ -103,7 +103,8 @@ apt-test:
 		redis-server openssl g++ python3-venv python3-pyverbs ucx-utils openmpi-bin \
 		libopenmpi-dev hpcc qperf util-linux mount libisal2 python3-numpy valgrind gdb clang \
 		libclang-rt-14-dev pkg-config man-db python3-pip python3-setuptools python3-wheel \
-		prometheus python3-pyte python3-jsonschema python3-yaml chromium chromium-driver
+		prometheus python3-pyte python3-jsonschema python3-yaml chromium chromium-driver \
+		bpftrace
 
 apt-figures:
 	@tests/apt.sh libisal2 perftest libibverbs-dev openmpi-bin libopenmpi-dev
