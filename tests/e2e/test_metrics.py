@@ -363,8 +363,12 @@ def test_a_scrape_of_1000_qps(logs, note):
             took_ms.append(took)
             return True
 
+        now = lambda: samples(endpoint.get("/metrics")[2])
+        age = lambda: value(now(), "unbroken_observation_age_seconds")
         for _ in range(SCRAPES):
-            wait_until(asked, 10, "a scrape that asks the process")
+            # A page that is kept has the age that it had.
+            wait_until(lambda: age() > 0, 10, "a page of what was said before")
+            wait_until(asked, 30, "a scrape that asks the process")
         page = pages[-1]
         if value(samples(page), "unbroken_queue_pairs", host="a") != SCRAPE_QPS:
             raise Failure("it does not show all queue pairs")
