@@ -176,7 +176,7 @@ fn fault(place: &Place, command: FaultCommand) -> output::Result {
         FaultCommand::Random { seed, lasts, hosts, dry_run: false } => {
             let runtime = place.make()?;
             fault::random(&Fabric::open(&runtime)?, seed, lasts, &hosts, false)?;
-            fault::tell_who_meets_it(&runtime)
+            fault::tell_who_meets_it(&runtime, Some(lasts))
         }
         FaultCommand::Clear { fault } => {
             let text = fault.join(" ");
