@@ -48,7 +48,7 @@ test: apt-test all
 	tests/run.sh test
 
 # Every test. SLICE=2/4: the second of four parts. LONG=1: full matrices and long runs.
-test-all: apt-test apt-edge apt-simgrid apt-packages all
+test-all: apt-test apt-edge apt-simgrid apt-packages apt-slurm all
 	$(CARGO) build -q --release --example scale -p unbroken-edge-rules
 	tests/run.sh all $(SLICE)
 
@@ -87,7 +87,7 @@ lint:
 	$(CARGO) clippy --workspace --all-targets --release -- -D warnings
 
 # Debian packages: installed where this user may (root, or sudo without a password), else named.
-.PHONY: apt-wheel apt-deb apt-packages apt-demo apt-test apt-figures apt-edge apt-simgrid
+.PHONY: apt-wheel apt-deb apt-packages apt-demo apt-test apt-figures apt-edge apt-simgrid apt-slurm
 apt-wheel:
 	@tests/apt.sh python3-pip python3-setuptools python3-wheel binutils libibverbs-dev
 apt-deb:
@@ -103,7 +103,8 @@ apt-test:
 		redis-server openssl g++ python3-venv python3-pyverbs ucx-utils openmpi-bin \
 		libopenmpi-dev hpcc qperf util-linux mount libisal2 python3-numpy valgrind gdb clang \
 		libclang-rt-14-dev pkg-config man-db python3-pip python3-setuptools python3-wheel \
-		prometheus python3-pyte python3-jsonschema python3-yaml chromium chromium-driver
+		prometheus python3-pyte python3-jsonschema python3-yaml chromium chromium-driver \
+		bpftrace
 
 apt-figures:
 	@tests/apt.sh libisal2 perftest libibverbs-dev openmpi-bin libopenmpi-dev
@@ -111,6 +112,10 @@ apt-figures:
 # For the test that compares the simulator of collectives with SimGrid.
 apt-simgrid:
 	@tests/apt.sh g++ libsimgrid-dev
+
+# For the test of the examples for Slurm.
+apt-slurm:
+	@tests/apt.sh slurmctld slurmd slurm-client munge iproute2 nftables util-linux perftest
 
 apt-edge:
 	@tests/apt.sh frr iproute2 nftables perftest iputils-ping procps util-linux

@@ -1,4 +1,4 @@
-"""The dashboard for Grafana, by Grafana's own schema; its queries are in test_monitoring.py."""
+"""The dashboard for Grafana, by Grafana's own schema; its queries are in test_metrics.py."""
 
 import json
 import subprocess

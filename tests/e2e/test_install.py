@@ -165,7 +165,8 @@ def test_coll_example(tree, tmp_path):
     source = ROOT / "crates/collective/library/examples/ring.c"
     program = tree.compile(source, tmp_path / "ring", "unbroken-coll")
     env = tree.environment(tmp_path)
-    ranks = [start(program, rank, 3, "abc", 1, env=env) for rank in range(3)]
+    found_in = tmp_path / "ring.id"
+    ranks = [start(program, rank, 3, "abc", 1, found_in, env=env) for rank in range(3)]
     for rank, text in enumerate(outputs(ranks, timeout_s=60)):
         assert re.search(rf"rank {rank}: [1-9]\d* sums are right", text), text
 

@@ -1,14 +1,17 @@
-"""Probes for tracers (USDT): the notes of libunbroken.so name them, each is a nop, and gdb stops at
-them in a live program."""
+"""Probes for tracers (USDT): the notes of libunbroken.so name them, each is a nop, gdb stops at
+them in a live program, and bpftrace tells of them."""
 
+import os
 import re
 import shutil
+import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from lib.fabric import Fabric
-from lib.paths import BUILD
+from lib.paths import BUILD, ROOT
 from lib.process import Failure, Skip, wait_until
 from lib.storms import storm
 
@@ -87,3 +90,59 @@ def test_gdb_stops_at_a_migration(logs, note):
         if found[0] != ARGUMENTS["migration"] or found[2] != 0:
             raise Failure(f"argc, QP, NIC: {found}")
         note(f"QP {found[1]:#x} has migrated")
+
+
+def traced_by_bpftrace(pid: int) -> list:
+    """The command line of the guide, for that process and this library."""
+    page = (ROOT / "docs" / "guide" / "monitoring.md").read_text()
+    program = re.search(r"^bpftrace -p \$PID -e '(.*?)'", page, re.M | re.S)[1]
+    program = program.replace("/usr/local/lib/libunbroken.so", str(LIBRARY))
+    return ["bpftrace", "-p", str(pid), "-e", program]
+
+
+def need_bpftrace():
+    """Skips where there is no bpftrace, or a kernel without what it needs."""
+    if os.geteuid() != 0:
+        raise Skip("bpftrace needs root")
+    if not shutil.which("bpftrace"):
+        raise Skip("bpftrace is missing (Debian: bpftrace)")
+    if not Path("/sys/bus/event_source/devices/uprobe").exists():
+        raise Skip("the kernel has no uprobes for perf (CONFIG_UPROBE_EVENTS)")
+    line = ["bpftrace", "-e", "interval:ms:1 { exit(); }"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120)
+    if done.returncode != 0:
+        raise Skip(f"bpftrace cannot trace here: {done.stderr.strip()}")
+
+
+def are_set(pid: int, places: list) -> bool:
+    """Whether breakpoints of the kernel (0xcc) stand in place of the nops there."""
+    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    base = min(int(line.split("-")[0], 16) for line in maps if line.endswith(str(LIBRARY)))
+    with open(f"/proc/{pid}/mem", "rb", 0) as memory:
+        return all(os.pread(memory.fileno(), 1, base + at) == b"\xcc" for at in places)
+
+
+@pytest.mark.root
+def test_bpftrace_tells_of_each_switch(logs, note):
+    """The guide's line: QP, NICs and time of each switch are those of the event log."""
+    need_bpftrace()
+    with Fabric(logs, "--hosts", "a,b", "--nics", "2") as fabric:
+        _, process = storm(fabric, 4, 300)
+        wait_until(lambda: all(q["protected"] for q in fabric.status()["qps"]), 20, "protection")
+        tracer = fabric.start("bpftrace", traced_by_bpftrace(process.pid))
+        places = [at for name, at, _ in notes() if name == "switch"]
+        wait_until(lambda: tracer.ended() or are_set(process.pid, places), 120, "it traces")
+        fabric.fault("nic a/0 dead")
+        line = r"QP (\d+): NIC (\d) to NIC (\d) in (\d+) us"
+        told = lambda: {tuple(map(int, of)) for of in re.findall(line, tracer.output())}
+        all_told = lambda: len({qp for qp, *_ in told()}) == 4
+        wait_until(lambda: tracer.ended() or all_told(), 30, "bpftrace tells of four queue pairs")
+        nics = lambda e: (int(e["from"].split("-")[0][2:]), int(e["to"].split("-")[0][2:]))
+        logged = lambda: {(e["qp"], *nics(e), e["switch_us"]) for e in fabric.events("switch")}
+        wait_until(lambda: tracer.ended() or told() <= logged(), 20, "the log says the same")
+        if tracer.ended():
+            raise Failure(tracer.output())
+        tracer.kill(signal.SIGINT)
+        if process.ended():
+            raise Failure(process.output())
+        note(f"{len(told())} switches")

@@ -21,7 +21,7 @@ pub(crate) fn events(place: &Place, json: bool, follow: bool) -> Result {
     let runtime = match place.look()? {
         Some(runtime) => runtime,
         // What is followed may come later.
-        None if follow => place.make()?,
+        None if follow => place.wait()?,
         None => return Ok(()),
     };
     let runtime = &runtime;

@@ -13,16 +13,20 @@ use crate::place::programs;
 pub(crate) fn set(runtime: &Runtime, text: &str, when: &Schedule) -> Result {
     let fault: Fault = text.parse()?;
     Fabric::open(runtime)?.schedule(&fault, when)?;
-    tell_who_meets_it(runtime)
+    let ends = when.lasts.filter(|_| when.every.is_none()).map(|lasts| when.at + lasts);
+    tell_who_meets_it(runtime, ends)
 }
 
-/// A fault that strikes nobody is told: the programs may run elsewhere.
-pub(crate) fn tell_who_meets_it(runtime: &Runtime) -> Result {
+/// A fault that strikes nobody is told: the programs may run elsewhere, or come too late for one
+/// that `ends` by itself so long from now.
+pub(crate) fn tell_who_meets_it(runtime: &Runtime, ends: Option<Duration>) -> Result {
     if programs(runtime)?.is_empty() {
-        eprintln!(
-            "unbroken: no program runs in {}; the fault is set, and waits for one",
-            runtime.path().display()
-        );
+        let waits = match ends {
+            Some(ends) => format!("is over in {}", TimeUs(ends.as_micros() as u64)),
+            None => "waits for one".into(),
+        };
+        let folder = runtime.path().display();
+        eprintln!("unbroken: no program runs in {folder}; the fault is set, and {waits}");
     }
     Ok(())
 }

@@ -130,7 +130,7 @@ fn execute(args: Args) -> output::Result {
         Command::Web(args) => web::run(&place, &args),
         Command::Traces(args) => traces::run(&place, &args),
         Command::Top(args) => top::run(&place, &args),
-        Command::Metrics(args) => metrics::run(&place, &args),
+        Command::Metrics(args) => metrics::run(place, &args),
         Command::Events { clear: true, .. } => events::clear(&place),
         Command::Events { json, follow, clear: false } => events::events(&place, json, follow),
         Command::Doctor(args) => doctor::doctor(&place, &args),
@@ -176,7 +176,7 @@ fn fault(place: &Place, command: FaultCommand) -> output::Result {
         FaultCommand::Random { seed, lasts, hosts, dry_run: false } => {
             let runtime = place.make()?;
             fault::random(&Fabric::open(&runtime)?, seed, lasts, &hosts, false)?;
-            fault::tell_who_meets_it(&runtime)
+            fault::tell_who_meets_it(&runtime, Some(lasts))
         }
         FaultCommand::Clear { fault } => {
             let text = fault.join(" ");

@@ -32,16 +32,18 @@ pub(crate) const AFTER: &str = "Examples:
   unbroken metrics --textfile /var/lib/prometheus/node-exporter/unbroken.prom
   unbroken metrics --listen 127.0.0.1:9435";
 
-pub(crate) fn run(place: &Place, args: &MetricsArgs) -> Result {
+pub(crate) fn run(place: Place, args: &MetricsArgs) -> Result {
     if args.list {
         let line = |kind: &Kind| format!("{}\t{}\t{}\n", kind.name, kind.type_name(), kind.help);
         return print(&KINDS.iter().map(line).collect::<String>());
     }
     if let Some(address) = args.listen {
-        let runtime = place.make()?;
+        // A folder that is named and not there is a mistake, told at once.
+        place.look()?;
         let token = args.token_file.as_deref().map(unbroken_web::read_token).transpose();
         let token = token.map_err(|e| Failure::Text(e.to_string()))?;
-        return unbroken_web::serve_metrics(&runtime, address, token, |address| {
+        let find = Box::new(move || place.look_closely());
+        return unbroken_web::serve_metrics(find, address, token, |address| {
             eprintln!("unbroken: metrics at http://{address}/metrics");
         })
         .map_err(|e| Failure::Text(e.to_string()));

@@ -1,6 +1,7 @@
 //! The runtime folder of a command: made by what needs one, only looked at by what shows something.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use unbroken_environment as environment;
 use unbroken_fabric::{Fabric, NicPage, Runtime, RuntimeError};
@@ -8,6 +9,9 @@ use unbroken_observe::{fabric, presence};
 use unbroken_runtime::reset;
 
 use crate::output::{print, Failure, Result};
+
+/// How often a folder that is not there yet is looked for.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// The runtime folder that is meant, by `--runtime` or the environment.
 pub(crate) struct Place(Option<PathBuf>);
@@ -52,6 +56,16 @@ impl Place {
                 self.path().display()
             ))
         })
+    }
+
+    /// The folder, waited for where nothing has made it yet.
+    pub(crate) fn wait(&self) -> Result<Runtime> {
+        loop {
+            match self.look()? {
+                Some(runtime) => return Ok(runtime),
+                None => std::thread::sleep(LOOK_AGAIN),
+            }
+        }
     }
 
     /// Its name.

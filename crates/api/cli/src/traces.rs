@@ -51,7 +51,7 @@ fn endpoint(text: &str) -> std::result::Result<String, String> {
 }
 
 pub(crate) fn run(place: &Place, args: &TracesArgs) -> Result {
-    let runtime = if args.once { place.look()? } else { Some(place.make()?) };
+    let runtime = if args.once { place.look()? } else { Some(place.wait()?) };
     let Some(runtime) = runtime else { return Ok(()) };
     let agent: ureq::Agent =
         ureq::Agent::config_builder().timeout_global(Some(TIMEOUT)).max_redirects(0).build().into();

@@ -166,9 +166,16 @@ fn a_fault_that_strikes_nobody_is_told() {
     let set = |args: &[&str]| said(&unbroken(dir.path(), &[], args));
     let (fault, random) = (["fault", "set", "nic a/0 dead"], ["--seed", "7", "--for", "9s"]);
     let random = [&["fault", "random"][..], &random].concat();
-    for args in [&fault[..], &random] {
+    let short = [&fault[..], &["--at", "3s", "--for", "500ms"]].concat();
+    let again = [&short[..], &["--every", "1s"]].concat();
+    for (args, when) in [
+        (&fault[..], "waits for one"),
+        (&again, "waits for one"),
+        (&random, "is over in 9s"),
+        (&short, "is over in 3.5s"),
+    ] {
         let text = set(args);
-        assert!(text.contains("no program runs in") && text.contains("waits for one"), "{text}");
+        assert!(text.contains("no program runs in") && text.contains(when), "{text}");
     }
     let runtime = Runtime::at(dir.path()).unwrap();
     let _presence = use_a_nic(&runtime);

@@ -110,6 +110,20 @@ impl Health {
         let problems = vec![why.to_owned()];
         Health { verdict, exit_status: verdict.exit_status(), problems, ..Health::default() }
     }
+
+    /// The verdict on one of the hosts, as if it alone had been asked about: unknown where all that
+    /// was seen is well, and not all was seen.
+    pub fn verdict_on(&self, host: &HostHealth) -> Verdict {
+        in_doubt(host.verdict, &self.problems)
+    }
+}
+
+/// What was seen, where something was not: that may be worse.
+fn in_doubt(seen: Verdict, problems: &[String]) -> Verdict {
+    match seen {
+        Verdict::Healthy if !problems.is_empty() => Verdict::Unknown,
+        seen => seen,
+    }
 }
 
 /// The verdict on what a snapshot shows: on one host, or on all.
@@ -129,11 +143,8 @@ pub fn health(snapshot: &Snapshot, only: Option<&str>) -> Health {
     let silent = snapshot.processes.iter().filter(|p| !p.error.is_empty());
     let silent = silent.map(|p| format!("pid {} {}", p.pid, p.error));
     let problems: Vec<String> = snapshot.problems.iter().cloned().chain(silent).collect();
-    let verdict = match hosts.iter().map(|host| host.verdict).max().unwrap_or_default() {
-        // What was not seen may be worse.
-        Verdict::Healthy if !problems.is_empty() => Verdict::Unknown,
-        seen => seen,
-    };
+    let worst = hosts.iter().map(|host| host.verdict).max().unwrap_or_default();
+    let verdict = in_doubt(worst, &problems);
     let since = hosts.iter().flat_map(|host| &host.impaired).map(|i| i.since_unix_s);
     Health {
         verdict,
@@ -382,6 +393,9 @@ mod tests {
         };
         let of = with("active");
         assert_eq!((of.verdict, of.exit_status), (Verdict::Unknown, 3));
+        assert_eq!(of.verdict_on(&of.hosts[0]), Verdict::Unknown, "as if it alone had been asked");
+        let sick = with("dead");
+        assert_eq!(sick.verdict_on(&sick.hosts[0]), Verdict::Degraded);
         assert!(in_words(&of).starts_with("unknown\n2 processes"), "{}", in_words(&of));
         assert!(in_words(&of).contains("not known: pid 8 does not answer: late\n"));
         assert_eq!(with("dead").verdict, Verdict::Degraded, "what is known to be wrong stays so");

@@ -153,7 +153,7 @@ pub const KINDS: &[Kind] = &[
     kind(
         "unbroken_health",
         GAUGE,
-        "The verdict on the host: 0 healthy, 1 degraded and survived, 2 failed.",
+        "The verdict on the host: 0 healthy, 1 degraded and survived, 2 failed, 3 unknown.",
     ),
     kind("unbroken_capacity_ratio", GAUGE, "The share of the host's ports that carry traffic."),
     kind("unbroken_collective_operations_total", COUNTER, "Collective operations of a rank."),
@@ -205,9 +205,10 @@ pub fn metrics(snapshot: &Snapshot) -> String {
     add_totals(&mut to, &snapshot.totals);
     add_qps(&mut to, snapshot);
     add_processes(&mut to, snapshot);
-    for host in health(snapshot, None).hosts {
+    let of_all = health(snapshot, None);
+    for host in &of_all.hosts {
         let of = [("host", host.host.as_str())];
-        to.add("unbroken_health", &of, f64::from(host.verdict.exit_status()));
+        to.add("unbroken_health", &of, f64::from(of_all.verdict_on(host).exit_status()));
         to.add("unbroken_capacity_ratio", &of, host.capacity);
     }
     snapshot.processes.iter().for_each(|process| add_sdr(&mut to, process));

@@ -16,4 +16,5 @@ mod token;
 pub use error::{Result, WebError};
 pub use metrics::serve_metrics;
 pub use page::{serve_page, PageOptions};
+pub use source::Find;
 pub use token::{new_token, read_token};

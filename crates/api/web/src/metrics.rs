@@ -7,20 +7,20 @@ use axum::body::Body;
 use axum::http::{HeaderMap, HeaderValue, Response, StatusCode};
 use axum::routing::get;
 use axum::{middleware, Router};
-use unbroken_fabric::Runtime;
 use unbroken_observe::metrics;
 
 use crate::error::{Result, WebError};
 use crate::server::{guard, refusal, serve, Gate};
-use crate::source::Source;
+use crate::source::{Find, Source};
 
 /// What Prometheus takes for its text format.
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Serves the metrics of a runtime folder under `/metrics` until the process ends. An address that
-/// is not of the loopback interface needs a token, which clients send as `Authorization: Bearer`.
+/// Serves the metrics of a runtime folder under `/metrics` until the process ends. The folder may
+/// come later: it is looked for with each request, and never made. An address that is not of the
+/// loopback interface needs a token, which clients send as `Authorization: Bearer`.
 pub fn serve_metrics(
-    runtime: &Runtime,
+    find: Find,
     address: SocketAddr,
     token: Option<Arc<str>>,
     ready: impl FnOnce(SocketAddr),
@@ -28,7 +28,7 @@ pub fn serve_metrics(
     if !address.ip().is_loopback() && token.is_none() {
         return Err(WebError::Open(address));
     }
-    let source = Source::new(runtime);
+    let source = Source::found_by(find);
     let app = |bound| {
         let gate = Gate::new(bound, token.clone());
         let needs_token = token.is_some();

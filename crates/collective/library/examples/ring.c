@@ -1,12 +1,11 @@
-/* Ranks add vectors again and again while NICs die; each sum is checked, and what one rank has goes around in a ring. One process for each rank:
- *
- *   cc -Iinclude -o ring crates/collective/library/examples/ring.c -Ltarget/release -lunbroken_coll
- *   export LD_LIBRARY_PATH=target/release UNBROKEN_RUNTIME=$(mktemp -d)
- *   for rank in 0 1 2; do ./ring $rank 3 abc 10 & done; sleep 3; target/release/unbroken fault set 'nic a/0 dead'; wait
+/*
+ * Ranks add vectors again and again while NICs die; each sum is checked, and what one rank has goes
+ * around in a ring. One process for each rank; docs/guide/collectives.md runs three.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unbroken/coll.h>
 #include <unistd.h>
@@ -21,18 +20,18 @@ static void check(ubcollResult_t result, const char *what)
 		exit(fprintf(stderr, "%s: %s\n", what, ubcollGetLastError()) > 0);
 }
 
-/* Rank 0 makes the id; the others find it in a file. */
-static ubcollUniqueId meet(int rank)
+/* Rank 0 makes the id; the others find it in a file, which is for this job alone. */
+static ubcollUniqueId meet(int rank, const char *path)
 {
-	char path[4096], fresh[4200];
+	char fresh[4200];
 	ubcollUniqueId id;
 	FILE *file;
 
-	snprintf(path, sizeof path, "%s/ring.id", getenv("UNBROKEN_RUNTIME"));
 	snprintf(fresh, sizeof fresh, "%s.new", path);
 	if (rank == 0) {
 		check(ubcollGetUniqueId(&id), "ubcollGetUniqueId");
-		file = fopen(fresh, "w");
+		umask(077); /* whoever reads it can join */
+		file = fopen(fresh, "wx");
 		if (!file || fwrite(&id, sizeof id, 1, file) != 1 || fclose(file) || rename(fresh, path))
 			exit(1);
 		return id;
@@ -50,7 +49,8 @@ static ubcollUniqueId meet(int rank)
 
 int main(int argc, char **argv)
 {
-	int rank = argc > 4 ? atoi(argv[1]) : -1, ranks = argc > 4 ? atoi(argv[2]) : 0, token, over = 0;
+	int rank = argc > 5 ? atoi(argv[1]) : -1, ranks = argc > 5 ? atoi(argv[2]) : 0;
+	int token, over = 0;
 	char host[2] = { rank < 0 ? 0 : argv[3][rank], 0 };
 	ubcollConfig_t config = UBCOLL_CONFIG_INITIALIZER;
 	ubcollCounters_t counters;
@@ -59,15 +59,18 @@ int main(int argc, char **argv)
 	long rounds = 0;
 
 	if (rank < 0 || rank >= ranks || ranks > (int)strlen(argv[3]))
-		return fprintf(stderr, "usage: ring RANK RANKS HOSTS SECONDS, such as: ring 0 3 abc 10\n") > 0;
+		return fputs("usage: ring RANK RANKS HOSTS SECONDS ID-FILE\n", stderr) >= 0;
 	config.host = host;
-	check(ubcollCommInitRankConfig(&comm, ranks, meet(rank), rank, &config), "ubcollCommInitRankConfig");
+	check(ubcollCommInitRankConfig(&comm, ranks, meet(rank, argv[5]), rank, &config), "init");
+	if (rank == 0)
+		unlink(argv[5]); /* all have joined */
 	for (time_t end = time(NULL) + atoi(argv[4]); !over; rounds++) {
 		for (int i = 0; i < COUNT; i++)
 			numbers[i] = (i + rounds) % 1000 + rank;
 		memset(sums, 0, sizeof sums);
 		/* The sum is under way while the token goes around. */
-		check(ubcollAllReduce(numbers, sums, COUNT, ubcollFloat32, ubcollSum, comm, &request), "ubcollAllReduce");
+		check(ubcollAllReduce(numbers, sums, COUNT, ubcollFloat32, ubcollSum, comm, &request),
+		      "ubcollAllReduce");
 		check(ubcollGroupStart(), "ubcollGroupStart");
 		check(ubcollSend(&rank, 1, ubcollInt32, (rank + 1) % ranks, comm, NULL), "ubcollSend");
 		check(ubcollRecv(&token, 1, ubcollInt32, (rank + ranks - 1) % ranks, comm, NULL), "ubcollRecv");
@@ -84,5 +87,6 @@ int main(int argc, char **argv)
 	}
 	check(ubcollCommGetCounters(comm, &counters), "ubcollCommGetCounters");
 	check(ubcollCommDestroy(comm), "ubcollCommDestroy");
-	return printf("rank %d: %ld sums are right; %llu paths failed\n", rank, rounds, (unsigned long long)counters.pathsFailed) < 0;
+	return printf("rank %d: %ld sums are right; %llu paths failed\n", rank, rounds,
+		      (unsigned long long)counters.pathsFailed) < 0;
 }
