@@ -92,9 +92,9 @@ apt-wheel:
 	@tests/apt.sh python3-pip python3-setuptools python3-wheel binutils libibverbs-dev
 apt-deb:
 	@tests/apt.sh dpkg-dev fakeroot binutils libibverbs-dev
-# For tests of packages in a clean Debian, and of containers.
+# For tests of packages in a clean Debian, of containers, and with bpftrace.
 apt-packages: apt-deb apt-wheel
-	@tests/apt.sh debootstrap lintian podman crun
+	@tests/apt.sh debootstrap lintian podman crun bpftrace
 apt-demo:
 	@tests/apt.sh perftest ibverbs-utils libibverbs-dev make
 apt-test:
@@ -103,8 +103,7 @@ apt-test:
 		redis-server openssl g++ python3-venv python3-pyverbs ucx-utils openmpi-bin \
 		libopenmpi-dev hpcc qperf util-linux mount libisal2 python3-numpy valgrind gdb clang \
 		libclang-rt-14-dev pkg-config man-db python3-pip python3-setuptools python3-wheel \
-		prometheus python3-pyte python3-jsonschema python3-yaml chromium chromium-driver \
-		bpftrace
+		prometheus python3-pyte python3-jsonschema python3-yaml chromium chromium-driver
 
 apt-figures:
 	@tests/apt.sh libisal2 perftest libibverbs-dev openmpi-bin libopenmpi-dev
