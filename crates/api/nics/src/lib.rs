@@ -131,7 +131,7 @@ pub fn at(runtime: &Path, addresses: &[IpAddr]) -> Result<System> {
     System::over(soft::over(Config::addresses(runtime_at(runtime)?, addresses))?)
 }
 
-/// The same, with nothing supplied that they lack.
+/// NICs at addresses of this machine's interfaces, with nothing supplied that they lack.
 pub fn bare_at(runtime: &Path, addresses: &[IpAddr]) -> Result<System> {
     tell_wrong_variables();
     System::over(soft::with(Config::addresses(runtime_at(runtime)?, addresses), false)?)

@@ -147,7 +147,8 @@ impl Reliable {
         self.write_by(memory, offset, bytes, self.options.choice)
     }
 
-    /// The same, with another choice.
+    /// Writes bytes into the peer's next read by another choice of a scheme than that of the
+    /// options.
     ///
     /// # Errors
     /// As [`Reliable::write`].
