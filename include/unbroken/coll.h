@@ -30,49 +30,49 @@ typedef struct ubcollRequest *ubcollRequest_t;
 #define UBCOLL_UNIQUE_ID_BYTES 128
 /* A communicator's, as text with zeros behind it; it holds a secret. */
 typedef struct {
-	char internal[UBCOLL_UNIQUE_ID_BYTES];
+    char internal[UBCOLL_UNIQUE_ID_BYTES];
 } ubcollUniqueId;
 
 typedef enum {
-	ubcollSuccess = 0,
-	ubcollVerbsError = 1,      /* a NIC or its memory */
-	ubcollSystemError = 2,     /* sockets, threads */
-	ubcollInternalError = 3,   /* a defect of the library */
-	ubcollInvalidArgument = 4, /* nothing was done */
-	/*
-	 * ranks did not find each other: another job's id, a rank twice, other settings, one that did
-	 * not come
-	 */
-	ubcollInvalidUsage = 5,
-	ubcollRemoteError = 6,     /* the communicator is broken, at all ranks */
-	ubcollQueueFull = 100      /* nothing was done: wait for an operation that is under way */
+    ubcollSuccess = 0,
+    ubcollVerbsError = 1,      /* a NIC or its memory */
+    ubcollSystemError = 2,     /* sockets, threads */
+    ubcollInternalError = 3,   /* a defect of the library */
+    ubcollInvalidArgument = 4, /* nothing was done */
+    /*
+     * ranks did not find each other: another job's id, a rank twice, other settings, one that did
+     * not come
+     */
+    ubcollInvalidUsage = 5,
+    ubcollRemoteError = 6,     /* the communicator is broken, at all ranks */
+    ubcollQueueFull = 100      /* nothing was done: wait for an operation that is under way */
 } ubcollResult_t;
 
 typedef enum {
-	ubcollInt8 = 0,
-	ubcollUint8 = 1,
-	ubcollInt32 = 2,
-	ubcollUint32 = 3,
-	ubcollInt64 = 4,
-	ubcollUint64 = 5,
-	ubcollFloat16 = 6,
-	ubcollFloat32 = 7,
-	ubcollFloat64 = 8,
-	ubcollBfloat16 = 9,
-	ubcollInt16 = 10,
-	ubcollUint16 = 11
+    ubcollInt8 = 0,
+    ubcollUint8 = 1,
+    ubcollInt32 = 2,
+    ubcollUint32 = 3,
+    ubcollInt64 = 4,
+    ubcollUint64 = 5,
+    ubcollFloat16 = 6,
+    ubcollFloat32 = 7,
+    ubcollFloat64 = 8,
+    ubcollBfloat16 = 9,
+    ubcollInt16 = 10,
+    ubcollUint16 = 11
 } ubcollDataType_t;
 
 /* The bitwise ones take integers alone. */
 typedef enum {
-	ubcollSum = 0,
-	ubcollProd = 1,
-	ubcollMax = 2,
-	ubcollMin = 3,
-	ubcollAvg = 4,
-	ubcollBitAnd = 5,
-	ubcollBitOr = 6,
-	ubcollBitXor = 7
+    ubcollSum = 0,
+    ubcollProd = 1,
+    ubcollMax = 2,
+    ubcollMin = 3,
+    ubcollAvg = 4,
+    ubcollBitAnd = 5,
+    ubcollBitOr = 6,
+    ubcollBitXor = 7
 } ubcollRedOp_t;
 
 /*
@@ -80,31 +80,31 @@ typedef enum {
  * shape.
  */
 typedef struct {
-	size_t size;
-	/* of the emulated network; NULL: as `unbroken run` has set it (UNBROKEN_HOST) */
-	const char *host;
-	/*
-	 * of this machine, at which others reach this process; NULL: UNBROKEN_COLL_ADDRESS, else
-	 * 127.0.0.1
-	 */
-	const char *address;
-	/*
-	 * how long an operation may stand still, and ubcollCommDestroy wait for one who takes nothing:
-	 * 20,000
-	 */
-	uint32_t timeoutMs;
-	/* how long to wait for all ranks at the beginning: 60,000, or timeoutMs if that is more */
-	uint32_t patienceMs;
-	/* operations that may be under way, of all ranks and to or from each one: 256 */
-	uint32_t queue;
-	/* results may differ by rounding when NICs are lost; without, they are the same bits */
-	int anyOrder;
-	int logical;         /* queue pairs that fail over by themselves beneath */
-	/*
-	 * of operations that can have it, a name of docs/guide/collectives.md; those that reduce
-	 * otherwise than in order need anyOrder. NULL: UNBROKEN_COLL_SHAPE, else the planner chooses
-	 */
-	const char *shape;
+    size_t size;
+    /* of the emulated network; NULL: as `unbroken run` has set it (UNBROKEN_HOST) */
+    const char *host;
+    /*
+     * of this machine, at which others reach this process; NULL: UNBROKEN_COLL_ADDRESS, else
+     * 127.0.0.1
+     */
+    const char *address;
+    /*
+     * how long an operation may stand still, and ubcollCommDestroy wait for one who takes nothing:
+     * 20,000
+     */
+    uint32_t timeoutMs;
+    /* how long to wait for all ranks at the beginning: 60,000, or timeoutMs if that is more */
+    uint32_t patienceMs;
+    /* operations that may be under way, of all ranks and to or from each one: 256 */
+    uint32_t queue;
+    /* results may differ by rounding when NICs are lost; without, they are the same bits */
+    int anyOrder;
+    int logical;         /* queue pairs that fail over by themselves beneath */
+    /*
+     * of operations that can have it, a name of docs/guide/collectives.md; those that reduce
+     * otherwise than in order need anyOrder. NULL: UNBROKEN_COLL_SHAPE, else the planner chooses
+     */
+    const char *shape;
 } ubcollConfig_t;
 
 #define UBCOLL_CONFIG_INITIALIZER { sizeof(ubcollConfig_t), NULL, NULL, 0, 0, 0, 0, 0, NULL }
@@ -123,7 +123,7 @@ ubcollResult_t ubcollGetUniqueId(ubcollUniqueId *uniqueId);
 /* Returns when all ranks have come. */
 ubcollResult_t ubcollCommInitRank(ubcollComm_t *comm, int nranks, ubcollUniqueId commId, int rank);
 ubcollResult_t ubcollCommInitRankConfig(ubcollComm_t *comm, int nranks, ubcollUniqueId commId,
-		int rank, const ubcollConfig_t *config);
+        int rank, const ubcollConfig_t *config);
 #define UBCOLL_SPLIT_NOCOLOR (-1)
 /*
  * Makes communicators of the ranks of comm: those that give the same color are together, in the
@@ -134,7 +134,7 @@ ubcollResult_t ubcollCommInitRankConfig(ubcollComm_t *comm, int nranks, ubcollUn
  * it, but anyOrder and logical are as given, and host is NULL: a rank stays where it is.
  */
 ubcollResult_t ubcollCommSplit(ubcollComm_t comm, int color, int key, ubcollComm_t *newcomm,
-		const ubcollConfig_t *config);
+        const ubcollConfig_t *config);
 /* Waits for what is under way. */
 ubcollResult_t ubcollCommDestroy(ubcollComm_t comm);
 /*
@@ -153,10 +153,10 @@ ubcollResult_t ubcollCommCount(ubcollComm_t comm, int *count);
 ubcollResult_t ubcollCommUserRank(ubcollComm_t comm, int *rank);
 
 typedef struct {
-	uint64_t operations;   /* that were done */
-	uint64_t pathsFailed;  /* to other ranks */
-	uint64_t streamsMoved; /* to another NIC, or back */
-	uint64_t framesAgain;  /* that were sent again */
+    uint64_t operations;   /* that were done */
+    uint64_t pathsFailed;  /* to other ranks */
+    uint64_t streamsMoved; /* to another NIC, or back */
+    uint64_t framesAgain;  /* that were sent again */
 } ubcollCounters_t;
 
 ubcollResult_t ubcollCommGetCounters(ubcollComm_t comm, ubcollCounters_t *counters);
@@ -168,25 +168,25 @@ ubcollResult_t ubcollCommGetCounters(ubcollComm_t comm, ubcollCounters_t *counte
  * overlap.
  */
 ubcollResult_t ubcollAllReduce(const void *sendbuff, void *recvbuff, size_t count,
-		ubcollDataType_t datatype, ubcollRedOp_t op, ubcollComm_t comm, ubcollRequest_t *request);
+        ubcollDataType_t datatype, ubcollRedOp_t op, ubcollComm_t comm, ubcollRequest_t *request);
 /* recvbuff is the root's alone. */
 ubcollResult_t ubcollReduce(const void *sendbuff, void *recvbuff, size_t count,
-		ubcollDataType_t datatype, ubcollRedOp_t op, int root, ubcollComm_t comm,
-		ubcollRequest_t *request);
+        ubcollDataType_t datatype, ubcollRedOp_t op, int root, ubcollComm_t comm,
+        ubcollRequest_t *request);
 /* sendbuff is the root's alone. */
 ubcollResult_t ubcollBroadcast(const void *sendbuff, void *recvbuff, size_t count,
-		ubcollDataType_t datatype, int root, ubcollComm_t comm, ubcollRequest_t *request);
+        ubcollDataType_t datatype, int root, ubcollComm_t comm, ubcollRequest_t *request);
 ubcollResult_t ubcollAllGather(const void *sendbuff, void *recvbuff, size_t sendcount,
-		ubcollDataType_t datatype, ubcollComm_t comm, ubcollRequest_t *request);
+        ubcollDataType_t datatype, ubcollComm_t comm, ubcollRequest_t *request);
 ubcollResult_t ubcollReduceScatter(const void *sendbuff, void *recvbuff, size_t recvcount,
-		ubcollDataType_t datatype, ubcollRedOp_t op, ubcollComm_t comm, ubcollRequest_t *request);
+        ubcollDataType_t datatype, ubcollRedOp_t op, ubcollComm_t comm, ubcollRequest_t *request);
 /* count to and from each rank; never in place. */
 ubcollResult_t ubcollAllToAll(const void *sendbuff, void *recvbuff, size_t count,
-		ubcollDataType_t datatype, ubcollComm_t comm, ubcollRequest_t *request);
+        ubcollDataType_t datatype, ubcollComm_t comm, ubcollRequest_t *request);
 /* sendcounts[r] to rank r, recvcounts[r] from it; blocks lie in the order of ranks. */
 ubcollResult_t ubcollAllToAllv(const void *sendbuff, const size_t *sendcounts, void *recvbuff,
-		const size_t *recvcounts, ubcollDataType_t datatype, ubcollComm_t comm,
-		ubcollRequest_t *request);
+        const size_t *recvcounts, ubcollDataType_t datatype, ubcollComm_t comm,
+        ubcollRequest_t *request);
 /* No rank is done before all have asked for it. */
 ubcollResult_t ubcollBarrier(ubcollComm_t comm, ubcollRequest_t *request);
 
@@ -195,9 +195,9 @@ ubcollResult_t ubcollBarrier(ubcollComm_t comm, ubcollRequest_t *request);
  * waits for nothing else.
  */
 ubcollResult_t ubcollSend(const void *sendbuff, size_t count, ubcollDataType_t datatype, int peer,
-		ubcollComm_t comm, ubcollRequest_t *request);
+        ubcollComm_t comm, ubcollRequest_t *request);
 ubcollResult_t ubcollRecv(void *recvbuff, size_t count, ubcollDataType_t datatype, int peer,
-		ubcollComm_t comm, ubcollRequest_t *request);
+        ubcollComm_t comm, ubcollRequest_t *request);
 
 /*
  * The same with a tag: a receive takes what was sent with its tag. Of several that wait for one
@@ -205,7 +205,7 @@ ubcollResult_t ubcollRecv(void *recvbuff, size_t count, ubcollDataType_t datatyp
  * what the same rank sends behind it. Without a tag is with tag 0.
  */
 ubcollResult_t ubcollSendTag(const void *sendbuff, size_t count, ubcollDataType_t datatype,
-		int peer, uint64_t tag, ubcollComm_t comm, ubcollRequest_t *request);
+        int peer, uint64_t tag, ubcollComm_t comm, ubcollRequest_t *request);
 /*
  * From whichever rank sends first with that tag, unless a receive from that rank takes it; not in
  * groups, and always with a request. It is an error if nothing comes for as long as an operation
@@ -214,7 +214,7 @@ ubcollResult_t ubcollSendTag(const void *sendbuff, size_t count, ubcollDataType_
  */
 #define UBCOLL_ANY_SOURCE (-1)
 ubcollResult_t ubcollRecvTag(void *recvbuff, size_t count, ubcollDataType_t datatype, int peer,
-		uint64_t tag, ubcollComm_t comm, ubcollRequest_t *request);
+        uint64_t tag, ubcollComm_t comm, ubcollRequest_t *request);
 
 /*
  * What this thread asks for in between, on whatever communicators, is begun when the (outermost)

@@ -27,67 +27,67 @@ struct sdr_send_handle;
 struct sdr_recv_handle;
 
 enum sdr_errcode {
-	SDR_SUCCESS = 0,
-	SDR_ERROR = 1, /* never so; a handle that was wrong stays wrong */
-	SDR_RETRY = 2  /* not now: resources are in use, or it has not come yet */
+    SDR_SUCCESS = 0,
+    SDR_ERROR = 1, /* never so; a handle that was wrong stays wrong */
+    SDR_RETRY = 2  /* not now: resources are in use, or it has not come yet */
 };
 
 enum sdr_mtu {
-	SDR_MTU_64,
-	SDR_MTU_128,
-	SDR_MTU_256,
-	SDR_MTU_512,
-	SDR_MTU_1024,
-	SDR_MTU_2048,
-	SDR_MTU_4096
+    SDR_MTU_64,
+    SDR_MTU_128,
+    SDR_MTU_256,
+    SDR_MTU_512,
+    SDR_MTU_1024,
+    SDR_MTU_2048,
+    SDR_MTU_4096
 };
 
 struct sdr_dev_attr {
-	uint32_t num_channels; /* each has a worker; 1 to 64 */
-	uint32_t log_max_qps;  /* log2 of the most queue pairs */
+    uint32_t num_channels; /* each has a worker; 1 to 64 */
+    uint32_t log_max_qps;  /* log2 of the most queue pairs */
 };
 
 enum sdr_wr_opcode { SDR_WR_WRITE, SDR_WR_WRITE_WITH_IMM };
 
 struct sdr_qp_attr {
-	uint32_t bitmap_chunk_size_log_bytes;
-	size_t max_in_flight_log_bytes; /* the longest message has 2^(this - max_log_num_msgs) bytes */
-	uint32_t max_log_num_msgs;
-	enum sdr_mtu mtu;
-	uint8_t send_enable;
-	uint8_t recv_enable;
-	uint32_t rate_limit; /* of sends, in Mbit/s; 0: none */
+    uint32_t bitmap_chunk_size_log_bytes;
+    size_t max_in_flight_log_bytes; /* the longest message has 2^(this - max_log_num_msgs) bytes */
+    uint32_t max_log_num_msgs;
+    enum sdr_mtu mtu;
+    uint8_t send_enable;
+    uint8_t recv_enable;
+    uint32_t rate_limit; /* of sends, in Mbit/s; 0: none */
 };
 
 struct sdr_send_wr {
-	enum sdr_wr_opcode opcode;
-	uint32_t imm_value; /* with SDR_WR_WRITE_WITH_IMM */
-	uint32_t length;
-	uint32_t lkey;
-	uint64_t local_addr;
-	uint64_t remote_offset; /* in chunks of the receive */
+    enum sdr_wr_opcode opcode;
+    uint32_t imm_value; /* with SDR_WR_WRITE_WITH_IMM */
+    uint32_t length;
+    uint32_t lkey;
+    uint64_t local_addr;
+    uint64_t remote_offset; /* in chunks of the receive */
 };
 
 struct sdr_send_start_wr {
-	enum sdr_wr_opcode opcode;
-	uint32_t imm_value;
+    enum sdr_wr_opcode opcode;
+    uint32_t imm_value;
 };
 
 struct sdr_send_continue_wr {
-	uint32_t length;
-	uint64_t local_addr;
-	uint32_t lkey;
-	uint64_t remote_offset; /* in chunks of the receive */
+    uint32_t length;
+    uint64_t local_addr;
+    uint32_t lkey;
+    uint64_t remote_offset; /* in chunks of the receive */
 };
 
 struct sdr_recv_wr {
-	uint32_t max_length;
-	uint32_t lkey;
-	uint64_t address;
+    uint32_t max_length;
+    uint32_t lkey;
+    uint64_t address;
 };
 
 struct sdr_send_status {
-	uint32_t flags; /* always 0 */
+    uint32_t flags; /* always 0 */
 };
 
 /*
@@ -121,10 +121,10 @@ int sdr_recv_imm_get(struct sdr_recv_handle *handle, uint32_t *immediate);
  * with acquire order.
  */
 int sdr_recv_bitmap_get(struct sdr_recv_handle *handle, uint8_t **bitmap_bytes,
-		size_t *bitmap_num_bytes);
+        size_t *bitmap_num_bytes);
 /* The packets of a chunk: bit p % 64 of word p / 64. What a last chunk lacks counts as there. */
 int sdr_recv_bitmap_chunk_expand(struct sdr_recv_handle *handle, uint32_t chunk_offset,
-		uint64_t *bitmap);
+        uint64_t *bitmap);
 /*
  * Whatever has come: when it returns SDR_SUCCESS, no late packet changes the buffer, and the handle
  * is gone.
@@ -133,7 +133,7 @@ int sdr_recv_complete(struct sdr_recv_handle *handle);
 
 int sdr_send_post(struct sdr_qp *qp, struct sdr_send_wr *wr, struct sdr_send_handle **handle);
 int sdr_streaming_send_start(struct sdr_qp *qp, struct sdr_send_start_wr *wr,
-		struct sdr_send_handle **handle);
+        struct sdr_send_handle **handle);
 /* A chunk may be sent again and again. SDR_RETRY: too many pieces wait for the receive. */
 int sdr_streaming_send_continue(struct sdr_send_handle *handle, struct sdr_send_continue_wr *wr);
 int sdr_streaming_send_end(struct sdr_send_handle *handle);

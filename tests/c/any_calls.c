@@ -4,104 +4,14 @@
  *
  *   any_calls --seed X --seconds S
  *
- * Pointers are right (objects of ours, or NULL where libibverbs may be given NULL); every number is drawn: small, huge, a power of two,
- * off by one, or one that is right. Half of the QPs are brought up the right way and then used wrongly. What was made is destroyed in
- * some order; what is in use must say so, and in the end all of it must go. A call that takes a second is a hang.
+ * Pointers are right (objects of ours, or NULL where libibverbs may be given NULL); every number is
+ * drawn: small, huge, a power of two, off by one, or one that is right. Half of the QPs are brought
+ * up the right way and then used wrongly. What was made is destroyed in some order; what is in use
+ * must say so, and in the end all of it must go. A call that takes a second is a hang.
  */
-#include "common.h"
+#include "any_calls_draw.h"
 #include <fcntl.h>
-#include <infiniband/verbs.h>
 #include <signal.h>
-
-enum { MANY = 12, MEMORY = 1 << 16, HANG_US = 5 * 1000000, LEAST_ROUNDS = 10 };
-
-static uint64_t seed = 1, seconds = 5, rng;
-static struct ibv_context *contexts[2], *context;
-static struct ibv_comp_channel *channel;
-static struct ibv_pd *pds[MANY];
-static struct ibv_mr *mrs[MANY];
-static struct ibv_mw *mws[MANY];
-static struct ibv_cq *cqs[MANY];
-static struct ibv_srq *srqs[MANY];
-static struct ibv_qp *qps[MANY];
-static struct ibv_qp_ex *builders[MANY];
-static struct ibv_ah *ahs[MANY];
-static uint8_t *memory;
-static uint64_t calls, good, completions, successes;
-static const char *verb = "start";
-
-static uint64_t draw(void)
-{
-    return mix(rng++);
-}
-
-static int chance(int percent)
-{
-    return draw() % 100 < (unsigned)percent;
-}
-
-/* A number: usually small, sometimes anything. */
-static uint64_t number(void)
-{
-    uint64_t r = draw();
-
-    switch (draw() % 8) {
-    case 0: return 0;
-    case 1: return r;
-    case 2: return (1ULL << r % 64) - (draw() % 3 - 1);
-    case 3: return (uint32_t)-1 - r % 3;
-    default: return r % 40;
-    }
-}
-
-/* `right` in most cases, else anything. */
-static uint64_t mostly(uint64_t right)
-{
-    return chance(93) ? right : number();
-}
-
-#define PICK(array) (array[draw() % MANY])
-/* Most objects are of one domain, or little would fit together. */
-#define PICK_PD (pds[chance(85) ? 0 : draw() % MANY])
-
-/* One call that gives 0 or an errno. */
-static int done(int e)
-{
-    calls++;
-    good += e == 0;
-    if (e < 0 && e != -1)
-        fail("seed %llu: %s gives %d", (unsigned long long)seed, verb, e);
-    return e;
-}
-
-static void *made(void *p)
-{
-    calls++;
-    good += p != NULL;
-    if (!p && !errno)
-        fail("seed %llu: %s gives NULL and no errno", (unsigned long long)seed, verb);
-    return p;
-}
-
-#define MAKE(p, call) do { if (!(p)) { verb = #call; errno = 0; (p) = made(call); } } while (0)
-#define DO(call) (verb = #call, done(call))
-/* Destroys; what is in use stays. */
-#define END(p, call) do { if (p) { verb = #call; if (!done(call)) (p) = NULL; } } while (0)
-
-static uint64_t address(void)
-{
-    return chance(85) ? (uintptr_t)memory + draw() % MEMORY : number();
-}
-
-static uint32_t key(int remote)
-{
-    struct ibv_mr *mr = PICK(mrs);
-    struct ibv_mw *mw = PICK(mws);
-
-    if (remote && mw && chance(30))
-        return mw->rkey;
-    return mr && chance(90) ? (remote ? mr->rkey : mr->lkey) : number();
-}
 
 static void access_memory(void)
 {
@@ -120,9 +30,13 @@ static void access_memory(void)
     }
     /* The memory is the program's own: what lies behind it would be the program's mistake. */
     if (chance(80))
-        MAKE(*mr, (ibv_reg_mr)(pd, memory + start, chance(95) ? MEMORY - start - draw() % (MEMORY - start) : 1ULL << (48 + draw() % 16), access));
+        MAKE(*mr, (ibv_reg_mr)(pd, memory + start,
+                               chance(95) ? MEMORY - start - draw() % (MEMORY - start)
+                                          : 1ULL << (48 + draw() % 16),
+                               access));
     else if (chance(50))
-        MAKE(*mr, (ibv_reg_mr_iova)(pd, memory + start, draw() % (MEMORY - start), number(), access));
+        MAKE(*mr,
+             (ibv_reg_mr_iova)(pd, memory + start, draw() % (MEMORY - start), number(), access));
     else
         MAKE(*mr, ibv_alloc_null_mr(pd));
 }
@@ -131,8 +45,12 @@ static void windows(void)
 {
     struct ibv_mw **mw = &PICK(mws);
     struct ibv_qp *qp = PICK(qps);
-    struct ibv_mw_bind bind = { .wr_id = draw(), .send_flags = mostly(draw() % 4 << 1),
-        .bind_info = { .mr = PICK(mrs), .addr = address(), .length = mostly(draw() % 256), .mw_access_flags = mostly(draw() % 64) } };
+    struct ibv_mw_bind bind = { .wr_id = draw(),
+                                .send_flags = mostly(draw() % 4 << 1),
+                                .bind_info = { .mr = PICK(mrs),
+                                               .addr = address(),
+                                               .length = mostly(draw() % 256),
+                                               .mw_access_flags = mostly(draw() % 64) } };
 
     if (chance(30))
         END(*mw, ibv_dealloc_mw(*mw));
@@ -151,10 +69,16 @@ static void queues(void)
     struct ibv_cq **cq = &PICK(cqs);
     struct ibv_srq **srq = &PICK(srqs);
     struct ibv_pd *pd = PICK_PD;
-    struct ibv_srq_init_attr init = { .attr = { mostly(1 + draw() % 64), mostly(1 + draw() % 4), number() } };
+    struct ibv_srq_init_attr init = { .attr = { mostly(1 + draw() % 64), mostly(1 + draw() % 4),
+                                                number() } };
     struct ibv_srq_attr attr = { mostly(1 + draw() % 64), number(), mostly(draw() % 16) };
-    struct ibv_cq_init_attr_ex ex = { .cqe = mostly(1 + draw() % 200), .cq_context = memory, .channel = chance(50) ? channel : NULL,
-        .comp_vector = mostly(0), .wc_flags = mostly(IBV_WC_STANDARD_FLAGS), .comp_mask = mostly(draw() % 2), .flags = mostly(draw() % 2) };
+    struct ibv_cq_init_attr_ex ex = { .cqe = mostly(1 + draw() % 200),
+                                      .cq_context = memory,
+                                      .channel = chance(50) ? channel : NULL,
+                                      .comp_vector = mostly(0),
+                                      .wc_flags = mostly(IBV_WC_STANDARD_FLAGS),
+                                      .comp_mask = mostly(draw() % 2),
+                                      .flags = mostly(draw() % 2) };
 
     if (chance(30))
         END(*cq, ibv_destroy_cq(*cq));
@@ -189,8 +113,15 @@ static void others(void)
 {
     struct ibv_pd **pd = &PICK_PD;
     struct ibv_ah **ah = &PICK(ahs);
-    struct ibv_ah_attr to = { .dlid = mostly(0), .sl = mostly(0), .src_path_bits = mostly(0), .static_rate = mostly(0),
-        .is_global = mostly(1), .port_num = mostly(1), .grh = { .flow_label = number(), .sgid_index = mostly(0), .hop_limit = number() } };
+    struct ibv_ah_attr to = {
+        .dlid = mostly(0),
+        .sl = mostly(0),
+        .src_path_bits = mostly(0),
+        .static_rate = mostly(0),
+        .is_global = mostly(1),
+        .port_num = mostly(1),
+        .grh = { .flow_label = number(), .sgid_index = mostly(0), .hop_limit = number() }
+    };
     struct ibv_device_attr_ex dev;
     struct ibv_query_device_ex_input in = { .comp_mask = mostly(0) };
     struct ibv_port_attr port;
@@ -215,10 +146,17 @@ static void others(void)
 static void make_qp(void)
 {
     struct ibv_qp **qp = &PICK(qps), *was = *qp;
-    struct ibv_qp_init_attr_ex init = { .qp_context = memory, .send_cq = PICK(cqs), .recv_cq = PICK(cqs), .srq = chance(30) ? PICK(srqs) : NULL,
-        .cap = { mostly(1 + draw() % 32), mostly(1 + draw() % 32), mostly(1 + draw() % 4), mostly(1 + draw() % 4), mostly(draw() % 128) },
-        .qp_type = mostly(chance(60) ? IBV_QPT_RC : 3 + draw() % 2), .sq_sig_all = mostly(draw() % 2), .comp_mask = mostly(IBV_QP_INIT_ATTR_PD),
-        .pd = PICK_PD };
+    struct ibv_qp_init_attr_ex init = { .qp_context = memory,
+                                        .send_cq = PICK(cqs),
+                                        .recv_cq = PICK(cqs),
+                                        .srq = chance(30) ? PICK(srqs) : NULL,
+                                        .cap = { mostly(1 + draw() % 32), mostly(1 + draw() % 32),
+                                                 mostly(1 + draw() % 4), mostly(1 + draw() % 4),
+                                                 mostly(draw() % 128) },
+                                        .qp_type = mostly(chance(60) ? IBV_QPT_RC : 3 + draw() % 2),
+                                        .sq_sig_all = mostly(draw() % 2),
+                                        .comp_mask = mostly(IBV_QP_INIT_ATTR_PD),
+                                        .pd = PICK_PD };
 
     if (chance(40))
         END(*qp, ibv_destroy_qp(*qp));
@@ -228,7 +166,10 @@ static void make_qp(void)
         builders[qp - qps] = NULL;
     if (chance(40)) {
         init.comp_mask |= IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-        init.send_ops_flags = mostly(draw() % 2048 & (IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW));
+        init.send_ops_flags =
+            mostly(draw() % 2048 &
+                   (IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_READ |
+                    IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW));
     }
     MAKE(*qp, ibv_create_qp_ex(context, &init));
     if (*qp)
@@ -244,12 +185,32 @@ static void modify(struct ibv_qp *qp)
 {
     struct ibv_qp *peer = PICK(qps);
     int rc = qp->qp_type == IBV_QPT_RC, ud = qp->qp_type == IBV_QPT_UD;
-    struct ibv_qp_attr a = { .qp_state = mostly(chance(80) ? qp->state + 1 : draw() % 8), .cur_qp_state = number(), .path_mtu = mostly(1 + draw() % 5),
-        .qkey = mostly(0x11), .rq_psn = mostly(7), .sq_psn = mostly(7), .dest_qp_num = mostly(peer ? peer->qp_num : 5),
-        .qp_access_flags = mostly(15), .pkey_index = mostly(0), .max_rd_atomic = mostly(4), .max_dest_rd_atomic = mostly(4),
-        .min_rnr_timer = mostly(1), .port_num = mostly(1), .timeout = mostly(8), .retry_cnt = mostly(3), .rnr_retry = mostly(1),
-        .alt_port_num = number(), .alt_timeout = number(), .rate_limit = number(), .path_mig_state = mostly(0), .en_sqd_async_notify = number(),
-        .ah_attr = { .is_global = mostly(1), .port_num = mostly(1), .sl = mostly(0), .dlid = mostly(0), .grh = { .sgid_index = mostly(0), .hop_limit = 3 } } };
+    struct ibv_qp_attr a = { .qp_state = mostly(chance(80) ? qp->state + 1 : draw() % 8),
+                             .cur_qp_state = number(),
+                             .path_mtu = mostly(1 + draw() % 5),
+                             .qkey = mostly(0x11),
+                             .rq_psn = mostly(7),
+                             .sq_psn = mostly(7),
+                             .dest_qp_num = mostly(peer ? peer->qp_num : 5),
+                             .qp_access_flags = mostly(15),
+                             .pkey_index = mostly(0),
+                             .max_rd_atomic = mostly(4),
+                             .max_dest_rd_atomic = mostly(4),
+                             .min_rnr_timer = mostly(1),
+                             .port_num = mostly(1),
+                             .timeout = mostly(8),
+                             .retry_cnt = mostly(3),
+                             .rnr_retry = mostly(1),
+                             .alt_port_num = number(),
+                             .alt_timeout = number(),
+                             .rate_limit = number(),
+                             .path_mig_state = mostly(0),
+                             .en_sqd_async_notify = number(),
+                             .ah_attr = { .is_global = mostly(1),
+                                          .port_num = mostly(1),
+                                          .sl = mostly(0),
+                                          .dlid = mostly(0),
+                                          .grh = { .sgid_index = mostly(0), .hop_limit = 3 } } };
     int mask, s = a.qp_state;
 
     if (chance(15))
@@ -284,9 +245,20 @@ static void connect_right(struct ibv_qp *a, struct ibv_qp *b)
     for (s = IBV_QPS_RESET; s <= IBV_QPS_RTS; s++)
         for (i = 0; i < 2; i++) {
             int rc = a->qp_type == IBV_QPT_RC, ud = a->qp_type == IBV_QPT_UD;
-            struct ibv_qp_attr attr = { .qp_state = s, .path_mtu = 1 + draw() % 5, .qkey = 0x11, .dest_qp_num = ends[!i]->qp_num, .qp_access_flags = 15,
-                .max_rd_atomic = 4, .max_dest_rd_atomic = 4, .min_rnr_timer = 1, .port_num = 1, .timeout = 8, .retry_cnt = 3, .rnr_retry = 1,
-                .ah_attr = { .is_global = 1, .port_num = 1, .grh.hop_limit = 3 } };
+            struct ibv_qp_attr attr = { .qp_state = s,
+                                        .path_mtu = 1 + draw() % 5,
+                                        .qkey = 0x11,
+                                        .dest_qp_num = ends[!i]->qp_num,
+                                        .qp_access_flags = 15,
+                                        .max_rd_atomic = 4,
+                                        .max_dest_rd_atomic = 4,
+                                        .min_rnr_timer = 1,
+                                        .port_num = 1,
+                                        .timeout = 8,
+                                        .retry_cnt = 3,
+                                        .rnr_retry = 1,
+                                        .ah_attr = {
+                                            .is_global = 1, .port_num = 1, .grh.hop_limit = 3 } };
             int mask = IBV_QP_STATE | (s == IBV_QPS_RTR && ud ? 0 : MASKS[s]);
 
             if (s == IBV_QPS_INIT)
@@ -294,7 +266,8 @@ static void connect_right(struct ibv_qp *a, struct ibv_qp *b)
             if (rc && s == IBV_QPS_RTR)
                 mask |= IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
             if (rc && s == IBV_QPS_RTS)
-                mask |= IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
+                mask |=
+                    IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
             ibv_query_gid(ends[!i]->context, 1, 0, &attr.ah_attr.grh.dgid);
             DO(ibv_modify_qp(ends[i], &attr, mask));
         }
@@ -303,7 +276,8 @@ static void connect_right(struct ibv_qp *a, struct ibv_qp *b)
 static void post(struct ibv_qp *qp)
 {
     struct ibv_sge sges[8];
-    struct ibv_recv_wr recv = { .wr_id = draw(), .sg_list = sges, .num_sge = mostly(draw() % 3) }, *bad_recv;
+    struct ibv_recv_wr recv = { .wr_id = draw(), .sg_list = sges, .num_sge = mostly(draw() % 3) },
+                       *bad_recv;
     struct ibv_send_wr wr[3] = { 0 }, *bad;
     struct ibv_srq *srq = PICK(srqs);
     int i, n = 1 + draw() % 3;
@@ -313,17 +287,28 @@ static void post(struct ibv_qp *qp)
     if (recv.num_sge > 8)
         recv.num_sge = 8;
     for (i = 0; i < n; i++) {
-        wr[i] = (struct ibv_send_wr){ .wr_id = draw(), .next = i + 1 < n ? wr + i + 1 : NULL, .sg_list = sges, .num_sge = mostly(draw() % 3),
-            .opcode = mostly(qp->qp_type == IBV_QPT_UD ? 2 + draw() % 2 : qp->qp_type == IBV_QPT_UC ? draw() % 4 : draw() % 10), .send_flags = mostly(draw() % 16), .imm_data = key(1) };
+        wr[i] = (struct ibv_send_wr){ .wr_id = draw(),
+                                      .next = i + 1 < n ? wr + i + 1 : NULL,
+                                      .sg_list = sges,
+                                      .num_sge = mostly(draw() % 3),
+                                      .opcode = mostly(qp->qp_type == IBV_QPT_UD   ? 2 + draw() % 2
+                                                       : qp->qp_type == IBV_QPT_UC ? draw() % 4
+                                                                                   : draw() % 10),
+                                      .send_flags = mostly(draw() % 16),
+                                      .imm_data = key(1) };
         if (wr[i].num_sge > 8)
             wr[i].num_sge = 8;
         if (wr[i].opcode == IBV_WR_BIND_MW) {
             wr[i].bind_mw.mw = PICK(mws);
             wr[i].bind_mw.rkey = key(1);
-            wr[i].bind_mw.bind_info = (struct ibv_mw_bind_info){ .mr = PICK(mrs), .addr = address(), .length = number(), .mw_access_flags = draw() % 64 };
+            wr[i].bind_mw.bind_info = (struct ibv_mw_bind_info){ .mr = PICK(mrs),
+                                                                 .addr = address(),
+                                                                 .length = number(),
+                                                                 .mw_access_flags = draw() % 64 };
         }
         if (wr[i].send_flags & IBV_SEND_INLINE)
-            sges[0] = sges[1] = sges[2] = (struct ibv_sge){ (uintptr_t)memory, mostly(draw() % 600) & 0xffff, 0 };
+            sges[0] = sges[1] = sges[2] =
+                (struct ibv_sge){ (uintptr_t)memory, mostly(draw() % 600) & 0xffff, 0 };
         if (wr[i].send_flags & IBV_SEND_INLINE && wr[i].num_sge > 1)
             wr[i].num_sge = 1;
         if (qp->qp_type == IBV_QPT_UD) {
@@ -334,7 +319,8 @@ static void post(struct ibv_qp *qp)
             wr[i].wr.atomic.remote_addr = address() & (chance(70) ? ~7ULL : ~0ULL);
             wr[i].wr.atomic.compare_add = draw();
             wr[i].wr.atomic.rkey = key(1);
-            if (wr[i].opcode != IBV_WR_ATOMIC_CMP_AND_SWP && wr[i].opcode != IBV_WR_ATOMIC_FETCH_AND_ADD)
+            if (wr[i].opcode != IBV_WR_ATOMIC_CMP_AND_SWP &&
+                wr[i].opcode != IBV_WR_ATOMIC_FETCH_AND_ADD)
                 wr[i].wr.rdma.rkey = key(1);
         }
     }
@@ -374,7 +360,10 @@ static void build(struct ibv_qp_ex *qp)
             break;
         default:
             if (mw) {
-                struct ibv_mw_bind_info info = { .mr = PICK(mrs), .addr = address(), .length = number(), .mw_access_flags = number() };
+                struct ibv_mw_bind_info info = { .mr = PICK(mrs),
+                                                 .addr = address(),
+                                                 .length = number(),
+                                                 .mw_access_flags = number() };
 
                 ibv_wr_bind_mw(qp, mw, number(), &info);
             }
@@ -386,7 +375,8 @@ static void build(struct ibv_qp_ex *qp)
         DO(ibv_wr_complete(qp));
 }
 
-/* An SQ of invalid memory must not make us wait: what completes is taken, and nothing else is known of it. */
+/* An SQ of invalid memory must not make us wait: what completes is taken, and nothing else is
+ * known of it. */
 static void poll_all(void)
 {
     struct ibv_wc wc[16];
@@ -456,7 +446,8 @@ static void step(void)
         poll_all();
     }
     if (now_us() - began > HANG_US)
-        fail("seed %llu: %s took %llu ms", (unsigned long long)seed, verb, (unsigned long long)(now_us() - began) / 1000);
+        fail("seed %llu: %s took %llu ms", (unsigned long long)seed, verb,
+             (unsigned long long)(now_us() - began) / 1000);
 }
 
 /* All must go, in the right order. */
@@ -478,8 +469,10 @@ static void end_all(void)
         END(pds[i], ibv_dealloc_pd(pds[i]));
     for (i = 0; i < MANY; i++)
         if (qps[i] || mws[i] || ahs[i] || srqs[i] || cqs[i] || mrs[i] || pds[i])
-            fail("seed %llu: an object cannot be destroyed: qp %p mw %p ah %p srq %p cq %p mr %p pd %p", (unsigned long long)seed,
-                 (void *)qps[i], (void *)mws[i], (void *)ahs[i], (void *)srqs[i], (void *)cqs[i], (void *)mrs[i], (void *)pds[i]);
+            fail("seed %llu: an object cannot be destroyed: qp %p mw %p ah %p srq %p cq %p mr %p "
+                 "pd %p",
+                 (unsigned long long)seed, (void *)qps[i], (void *)mws[i], (void *)ahs[i],
+                 (void *)srqs[i], (void *)cqs[i], (void *)mrs[i], (void *)pds[i]);
     memset(builders, 0, sizeof builders);
 }
 
@@ -522,10 +515,12 @@ int main(int argc, char **argv)
         fail("two devices are needed");
     memory = aligned_alloc(4096, MEMORY);
     memset(memory, 1, MEMORY);
-    for (until = now_us() + seconds * 1000000; now_us() < until || rounds < LEAST_ROUNDS; seed++, rounds++) {
+    for (until = now_us() + seconds * 1000000; now_us() < until || rounds < LEAST_ROUNDS;
+         seed++, rounds++) {
         rng = mix(seed);
         for (i = 0; i < 2; i++)
-            if (!(contexts[i] = open_device(list[draw() % 2])) || fcntl(contexts[i]->async_fd, F_SETFL, O_NONBLOCK))
+            if (!(contexts[i] = open_device(list[draw() % 2])) ||
+                fcntl(contexts[i]->async_fd, F_SETFL, O_NONBLOCK))
                 fail("ibv_open_device: %s", strerror(errno));
         context = contexts[0];
         channel = ibv_create_comp_channel(context);
@@ -535,13 +530,16 @@ int main(int argc, char **argv)
         for (i = 0; i < 3000; i++)
             step();
         end_all();
-        if (ibv_destroy_comp_channel(channel) || ibv_close_device(contexts[0]) || ibv_close_device(contexts[1]))
-            fail("seed %llu: the channel or the device cannot be closed: %s", (unsigned long long)seed, strerror(errno));
+        if (ibv_destroy_comp_channel(channel) || ibv_close_device(contexts[0]) ||
+            ibv_close_device(contexts[1]))
+            fail("seed %llu: the channel or the device cannot be closed: %s",
+                 (unsigned long long)seed, strerror(errno));
     }
     alarm(0);
     ibv_free_device_list(list);
-    printf("{\"calls\": %llu, \"good\": %llu, \"completions\": %llu, \"successes\": %llu, \"rounds\": %llu, \"first_seed\": %llu}\n",
-           (unsigned long long)calls, (unsigned long long)good, (unsigned long long)completions, (unsigned long long)successes,
-           (unsigned long long)rounds, (unsigned long long)first);
+    printf("{\"calls\": %llu, \"good\": %llu, \"completions\": %llu, \"successes\": %llu, "
+           "\"rounds\": %llu, \"first_seed\": %llu}\n",
+           (unsigned long long)calls, (unsigned long long)good, (unsigned long long)completions,
+           (unsigned long long)successes, (unsigned long long)rounds, (unsigned long long)first);
     return 0;
 }

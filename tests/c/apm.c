@@ -1,15 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Automatic path migration, as any program over verbs uses it: QPs between two devices with two ports each, loaded with an alternate path from port 2 to
- * port 2, and armed. Then messages of all kinds in turn, each verified: a WRITE that a READ brings back, a SEND that the server looks at, a
- * FETCH_ADD that must find its own number, so that none was lost or ran twice. What befalls the ports meanwhile is somebody else's to do.
+ * Automatic path migration, as any program over verbs uses it: QPs between two devices with two
+ * ports each, loaded with an alternate path from port 2 to port 2, and armed. Then messages of all
+ * kinds in turn, each verified: a WRITE that a READ brings back, a SEND that the server looks at, a
+ * FETCH_ADD that must find its own number, so that none was lost or ran twice. What befalls the
+ * ports meanwhile is somebody else's to do.
  *
- * apm PORT                                                        the server
- * apm HOST:PORT QPS DEPTH BYTES MILLISECONDS [request|rearm]      the client: DEPTH messages at a time on each QP
+ * apm PORT    the server
+ * apm HOST:PORT QPS DEPTH BYTES MILLISECONDS [request|rearm]
+ *           the client: DEPTH messages at a time on each QP
  *   request   half-way, the client asks for the migration of all QPs
  *   rearm     the same, and whoever has migrated loads the path that it left, time and again
- * The client writes a line of JSON; an `error` in it is the status of the first completion that failed, and `least_us` the shortest times between two
- * completions, both before the client asks, or both after the first migration (or, where nobody asks, before and after that).
+ * The client writes a line of JSON; an `error` in it is the status of the first completion that
+ * failed, and `least_us` the shortest times between two completions, both before the client asks,
+ * or both after the first migration (or, where nobody asks, before and after that).
  */
 #include "common.h"
 #include <fcntl.h>
@@ -44,36 +48,61 @@ static void check(int error, const char *what)
         fail("%s: %s", what, strerror(error > 0 ? error : errno));
 }
 
-/* Memory of each QP: a counter, what was made, where the peer writes, what was read back; or as many receives. */
+/* Memory of each QP: a counter, what was made, where the peer writes, what was read back; or as
+ * many receives. */
 static uint64_t stride(void) { return 64 + 3ull * SQ * o.bytes; }
-static uint64_t offset(uint32_t qp, int part, uint64_t slot) { return qp * stride() + 64 + (part * (uint64_t)SQ + slot) * o.bytes; }
+static uint64_t offset(uint32_t qp, int part, uint64_t slot)
+{
+    return qp * stride() + 64 + (part * (uint64_t)SQ + slot) * o.bytes;
+}
 
 static struct ibv_ah_attr vector(int port)
 {
-    return (struct ibv_ah_attr){ .is_global = 1, .port_num = port,
-                                 .grh = { .dgid = peer.gid[port - 1], .sgid_index = test_gid_index(), .hop_limit = 64 } };
+    return (struct ibv_ah_attr){
+        .is_global = 1,
+        .port_num = port,
+        .grh = { .dgid = peer.gid[port - 1], .sgid_index = test_gid_index(), .hop_limit = 64 }
+    };
 }
 
 static void connect_qp(struct ibv_qp *qp, uint32_t to)
 {
-    struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1,
-                             .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC };
+    struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT,
+                             .port_num = 1,
+                             .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+                                                IBV_ACCESS_REMOTE_ATOMIC };
 
-    check(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS), "to INIT");
-    a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = to, .max_dest_rd_atomic = 16,
-                              .min_rnr_timer = 1, .ah_attr = vector(1) };
-    check(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-                                    IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER), "to RTR");
-    a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 12, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 16 };
-    check(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-                                    IBV_QP_MAX_QP_RD_ATOMIC), "to RTS");
+    check(
+        ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS),
+        "to INIT");
+    a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR,
+                              .path_mtu = IBV_MTU_1024,
+                              .dest_qp_num = to,
+                              .max_dest_rd_atomic = 16,
+                              .min_rnr_timer = 1,
+                              .ah_attr = vector(1) };
+    check(ibv_modify_qp(qp, &a,
+                        IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+                            IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER),
+          "to RTR");
+    a = (struct ibv_qp_attr){
+        .qp_state = IBV_QPS_RTS, .timeout = 12, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 16
+    };
+    check(ibv_modify_qp(qp, &a,
+                        IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                            IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC),
+          "to RTS");
 }
 
 static void arm(struct ibv_qp *qp, int port)
 {
-    struct ibv_qp_attr a = { .alt_ah_attr = vector(port), .alt_port_num = port, .alt_timeout = 12, .path_mig_state = IBV_MIG_REARM };
+    struct ibv_qp_attr a = { .alt_ah_attr = vector(port),
+                             .alt_port_num = port,
+                             .alt_timeout = 12,
+                             .path_mig_state = IBV_MIG_REARM };
 
-    check(ibv_modify_qp(qp, &a, IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE), "to load the alternate path");
+    check(ibv_modify_qp(qp, &a, IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE),
+          "to load the alternate path");
 }
 
 static struct ibv_qp_attr query(struct ibv_qp *qp)
@@ -81,7 +110,9 @@ static struct ibv_qp_attr query(struct ibv_qp *qp)
     struct ibv_qp_init_attr init;
     struct ibv_qp_attr a;
 
-    check(ibv_query_qp(qp, &a, IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE | IBV_QP_AV | IBV_QP_PORT, &init), "ibv_query_qp");
+    check(ibv_query_qp(qp, &a, IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE | IBV_QP_AV | IBV_QP_PORT,
+                       &init),
+          "ibv_query_qp");
     return a;
 }
 
@@ -95,12 +126,14 @@ static void take_events(void)
 
             migrated++;
             last_event_us = now_us();
-            if (a.ah_attr.port_num != a.port_num || memcmp(&a.ah_attr.grh.dgid, &peer.gid[a.port_num - 1], 16))
+            if (a.ah_attr.port_num != a.port_num ||
+                memcmp(&a.ah_attr.grh.dgid, &peer.gid[a.port_num - 1], 16))
                 fail("ibv_query_qp tells another path than that of port %d", a.port_num);
             if (o.rearm)
                 arm(e.element.qp, 3 - a.port_num);
             else if (a.port_num != 2 || a.path_mig_state != IBV_MIG_MIGRATED || a.alt_port_num)
-                fail("migrated, but port %d, state %d, alternate port %d", a.port_num, a.path_mig_state, a.alt_port_num);
+                fail("migrated, but port %d, state %d, alternate port %d", a.port_num,
+                     a.path_mig_state, a.alt_port_num);
         } else if (e.event_type == IBV_EVENT_PATH_MIG_ERR) {
             not_migrated++;
         }
@@ -119,8 +152,10 @@ static void set_up(int tcp)
     context = list && list[0] ? ibv_open_device(list[0]) : NULL;
     pd = context ? ibv_alloc_pd(context) : NULL;
     memory = calloc(o.qps, stride());
-    mr = pd && memory ? ibv_reg_mr(pd, memory, o.qps * stride(), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
-                                   IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC) : NULL;
+    mr = pd && memory ? ibv_reg_mr(pd, memory, o.qps * stride(),
+                                   IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
+                                       IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC)
+                      : NULL;
     cq = mr ? ibv_create_cq(context, o.qps * (SQ + RECVS), NULL, NULL, 0) : NULL;
     if (!cq)
         fail("no device, domain, region or CQ: %s", strerror(errno));
@@ -156,7 +191,8 @@ static void wait_armed(int tcp)
     for (i = 0; i < o.qps; i++)
         while (query(qps[i]).path_mig_state != IBV_MIG_ARMED)
             if (now_us() > until)
-                fail("QP %u is in state %d after %d s", i, query(qps[i]).path_mig_state, WAIT_MS / 1000);
+                fail("QP %u is in state %d after %d s", i, query(qps[i]).path_mig_state,
+                     WAIT_MS / 1000);
     tcp_write(tcp, &c, 1);
     tcp_read(tcp, &c, 1);
 }
@@ -164,7 +200,10 @@ static void wait_armed(int tcp)
 static void post_recv(uint32_t qp, uint64_t n)
 {
     struct ibv_sge sge = { (uintptr_t)memory + offset(qp, 2, n % RECVS), o.bytes, mr->lkey };
-    struct ibv_recv_wr wr = { .wr_id = (uint64_t)qp << 32 | (uint32_t)n, .sg_list = &sge, .num_sge = 1 }, *bad;
+    struct ibv_recv_wr wr = { .wr_id = (uint64_t)qp << 32 | (uint32_t)n,
+                              .sg_list = &sge,
+                              .num_sge = 1 },
+                       *bad;
 
     check(ibv_post_recv(qps[qp], &wr, &bad), "ibv_post_recv");
 }
@@ -190,9 +229,11 @@ static int serve(int tcp)
 
                 if (wc[j].status != IBV_WC_SUCCESS)
                     continue; /* the client says what came of it */
-                wrong = content_wrong(memory + offset(qp, 2, number % RECVS), wc[j].byte_len, qp, number);
+                wrong = content_wrong(memory + offset(qp, 2, number % RECVS), wc[j].byte_len, qp,
+                                      number);
                 if (wrong || wc[j].byte_len != o.bytes)
-                    fail("SEND %llu of QP %u: %s", (unsigned long long)number, qp, wrong ? wrong : "its length");
+                    fail("SEND %llu of QP %u: %s", (unsigned long long)number, qp,
+                         wrong ? wrong : "its length");
                 post_recv(qp, number + RECVS);
                 received[qp]++;
             }
@@ -214,8 +255,13 @@ static void post(uint32_t qp, uint64_t n)
 {
     uint64_t slot = n % SQ, id = (uint64_t)qp << 48 | n, counter = peer.addr + qp * stride();
     uint8_t *made = memory + offset(qp, 0, slot);
-    struct ibv_sge from = { (uintptr_t)made, o.bytes, mr->lkey }, to = { (uintptr_t)memory + offset(qp, 1, slot), o.bytes, mr->lkey };
-    struct ibv_send_wr second = { .wr_id = id, .sg_list = &to, .num_sge = 1, .send_flags = IBV_SEND_SIGNALED, .opcode = IBV_WR_RDMA_READ };
+    struct ibv_sge from = { (uintptr_t)made, o.bytes, mr->lkey },
+                   to = { (uintptr_t)memory + offset(qp, 1, slot), o.bytes, mr->lkey };
+    struct ibv_send_wr second = { .wr_id = id,
+                                  .sg_list = &to,
+                                  .num_sge = 1,
+                                  .send_flags = IBV_SEND_SIGNALED,
+                                  .opcode = IBV_WR_RDMA_READ };
     struct ibv_send_wr wr = { .wr_id = id, .sg_list = &from, .num_sge = 1 }, *bad;
 
     second.wr.rdma.remote_addr = peer.addr + offset(qp, 0, slot);
@@ -255,7 +301,8 @@ static void verify(uint32_t qp, uint64_t n)
     if (wrong)
         fail("WRITE %llu of QP %u came back: %s", (unsigned long long)n, qp, wrong);
     if (n % KINDS == ADD && found != n / KINDS)
-        fail("FETCH_ADD %llu of QP %u found %llu", (unsigned long long)(n / KINDS), qp, (unsigned long long)found);
+        fail("FETCH_ADD %llu of QP %u found %llu", (unsigned long long)(n / KINDS), qp,
+             (unsigned long long)found);
 }
 
 static void ask(void)
@@ -278,7 +325,8 @@ static unsigned side(void)
 static int work(int tcp)
 {
     static uint64_t posted[MAX_QPS], done[MAX_QPS];
-    uint64_t began = now_us(), ends, next_ask, total = 0, pending = 0, beat = 0, longest = 0, least[2] = { UINT64_MAX, UINT64_MAX }, last;
+    uint64_t began = now_us(), ends, next_ask, total = 0, pending = 0, beat = 0, longest = 0,
+             least[2] = { UINT64_MAX, UINT64_MAX }, last;
     uint32_t server[2] = { 0, 0 }, i, turns = 0, error = 0, asks = 0;
     struct ibv_wc wc[16];
     unsigned path = 0;
@@ -306,7 +354,8 @@ static int work(int tcp)
                 break;
             }
             if (n != done[qp])
-                fail("message %llu of QP %u completed after %llu", (unsigned long long)n, qp, (unsigned long long)done[qp]);
+                fail("message %llu of QP %u completed after %llu", (unsigned long long)n, qp,
+                     (unsigned long long)done[qp]);
             verify(qp, n);
             done[qp]++;
             total++;
@@ -338,7 +387,8 @@ static int work(int tcp)
     }
     take_events();
     /* Why the path failed is told by an event, which may come a moment after the completion. */
-    for (last = now_us(); error && migrated + not_migrated == 0 && now_us() < last + WAIT_MS * 1000ull;) {
+    for (last = now_us();
+         error && migrated + not_migrated == 0 && now_us() < last + WAIT_MS * 1000ull;) {
         struct pollfd asynchronous = { .fd = context->async_fd, .events = POLLIN };
 
         poll(&asynchronous, 1, 100);
@@ -346,10 +396,12 @@ static int work(int tcp)
     }
     tcp_write(tcp, "e", 1);
     tcp_read(tcp, server, sizeof server);
-    printf("{\"messages\": %llu, \"error\": %u, \"migrated\": %u, \"not_migrated\": %u, \"peer_migrated\": %u, \"peer_not_migrated\": %u, "
-           "\"asks\": %u, \"event_us\": %lld, \"longest_us\": %llu, \"least_us\": [%lld, %lld]}\n", (unsigned long long)total, error, migrated, not_migrated,
-           server[0], server[1], asks, asked_us && last_event_us > asked_us ? (long long)(last_event_us - asked_us) : -1, (unsigned long long)longest,
-           (long long)least[0], (long long)least[1]);
+    printf("{\"messages\": %llu, \"error\": %u, \"migrated\": %u, \"not_migrated\": %u, "
+           "\"peer_migrated\": %u, \"peer_not_migrated\": %u, "
+           "\"asks\": %u, \"event_us\": %lld, \"longest_us\": %llu, \"least_us\": [%lld, %lld]}\n",
+           (unsigned long long)total, error, migrated, not_migrated, server[0], server[1], asks,
+           asked_us && last_event_us > asked_us ? (long long)(last_event_us - asked_us) : -1,
+           (unsigned long long)longest, (long long)least[0], (long long)least[1]);
     return 0;
 }
 
@@ -361,7 +413,10 @@ int main(int argc, char **argv)
         fail("usage: apm PORT | apm HOST:PORT QPS DEPTH BYTES MILLISECONDS [request|rearm]");
     tcp = client ? tcp_connect(argv[1]) : tcp_listen(argv[1]);
     if (client) {
-        o = (struct options){ .qps = atoi(argv[2]), .depth = atoi(argv[3]), .bytes = atoi(argv[4]), .ms = atoi(argv[5]) };
+        o = (struct options){ .qps = atoi(argv[2]),
+                              .depth = atoi(argv[3]),
+                              .bytes = atoi(argv[4]),
+                              .ms = atoi(argv[5]) };
         o.request = argc > 6 && !strcmp(argv[6], "request");
         o.rearm = argc > 6 && !strcmp(argv[6], "rearm");
         if (!o.qps || o.qps > MAX_QPS || !o.depth || o.depth > SQ / 2 || o.bytes < 16)

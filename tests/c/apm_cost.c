@@ -1,13 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What transitions of path migration cost a program that goes on meanwhile, with the thread of the library (unbroken/apm.h) hearing of them: what "Automatic
- * Path Migration over InfiniBand" measures in its section 4. All queue pairs load at once, at both ends, and the client asks for all to migrate.
+ * What transitions of path migration cost a program that goes on meanwhile, with the thread of the
+ * library (unbroken/apm.h) hearing of them: what "Automatic Path Migration over InfiniBand"
+ * measures in its section 4. All queue pairs load at once, at both ends, and the client asks for
+ * all to migrate.
  *
- * apm_cost PORT                                              the server
- * apm_cost HOST:PORT latency QPS BYTES ROUNDS FAULTS         the client: ping-pong by SEND, over the queue pairs in turn
- *   Before each fault the client prints `stage armed N` and waits for somebody to take away the port in use here (1 and 2 in turns); then it prints
- *   `stage migrated N`, and waits until that port is back. At the end there is a line of JSON for each transition, with all its iterations.
- * apm_cost HOST:PORT computation QPS ROUNDS MS               the client: a computation of so many ms, without transitions and with them
+ * apm_cost PORT                                     the server
+ * apm_cost HOST:PORT latency QPS BYTES ROUNDS FAULTS
+ *   the client: ping-pong by SEND, over the queue pairs in turn. Before each fault the client
+ *   prints `stage armed N` and waits for somebody to take away the port in use here (1 and 2 in
+ *   turns); then it prints `stage migrated N`, and waits until that port is back. At the end there
+ *   is a line of JSON for each transition, with all its iterations.
+ * apm_cost HOST:PORT computation QPS ROUNDS MS
+ *   the client: a computation of so many ms, without transitions and with them
  */
 #include "apm_ends.h"
 #include <pthread.h>
@@ -88,7 +93,8 @@ static void await(sem_t *what, const char *name)
     until.tv_sec += WAIT_MS / 1000;
     while (sem_clockwait(what, CLOCK_MONOTONIC, &until))
         if (errno != EINTR)
-            fail("%s: not in time; %u ARMED and %u MIGRATED of %u queue pairs each time", name, heard[0], heard[1], job.qps);
+            fail("%s: not in time; %u ARMED and %u MIGRATED of %u queue pairs each time", name,
+                 heard[0], heard[1], job.qps);
 }
 
 /* Ping-pong */
@@ -104,7 +110,12 @@ static void post_receive(uint32_t qp)
 static void post_send(uint32_t qp, uint32_t at)
 {
     struct ibv_sge sge = { (uintptr_t)memory + at, job.bytes, mr->lkey };
-    struct ibv_send_wr wr = { .wr_id = SENT | qp, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad;
+    struct ibv_send_wr wr = { .wr_id = SENT | qp,
+                              .sg_list = &sge,
+                              .num_sge = 1,
+                              .opcode = IBV_WR_SEND,
+                              .send_flags = IBV_SEND_SIGNALED },
+                       *bad;
 
     OK(ibv_post_send(qps[qp], &wr, &bad));
 }
@@ -125,7 +136,8 @@ static int take(void)
     return wc.wr_id;
 }
 
-/* Its queue pairs in turn; a message carries the low bytes of its number. An iteration begins when the one before it is over, so that no time is between. */
+/* Its queue pairs in turn; a message carries the low bytes of its number. An iteration begins
+ * when the one before it is over, so that no time is between. */
 static void ping(void)
 {
     uint32_t checked = job.bytes < 8 ? job.bytes : 8, turns;
@@ -197,9 +209,11 @@ static void keep(const char *name, uint64_t began_ns, uint64_t ended_ns)
 static void print_windows(void)
 {
     for (struct window *w = windows; w < windows + window_count; w++) {
-        printf("{\"window\": \"%s\", \"began_us\": %.2f, \"ended_us\": %.2f, \"iterations\": [", w->name, w->began_ns / 1e3, w->ended_ns / 1e3);
+        printf("{\"window\": \"%s\", \"began_us\": %.2f, \"ended_us\": %.2f, \"iterations\": [",
+               w->name, w->began_ns / 1e3, w->ended_ns / 1e3);
         for (uint64_t i = 0; i < w->count; i++)
-            printf("%s[%.2f, %.2f]", i ? ", " : "", w->iterations[i].began_ns / 1e3, (w->iterations[i].ended_ns - w->iterations[i].began_ns) / 1e3);
+            printf("%s[%.2f, %.2f]", i ? ", " : "", w->iterations[i].began_ns / 1e3,
+                   (w->iterations[i].ended_ns - w->iterations[i].began_ns) / 1e3);
         printf("]}\n");
     }
 }
@@ -321,10 +335,12 @@ static void calibrate(void)
     units = units * job.ms * 1000000 / fastest_ns;
 }
 
-/* A computation, which begins when `ask` has asked for a transition; the server takes part in that. */
+/* A computation, which begins when `ask` has asked for a transition; the server takes part in
+ * that. */
 static void computation_with(const char *name, uint64_t (*ask)(void), int told)
 {
-    uint64_t thread_ns = told && client ? now_ns(thread_clock) : 0, began_ns, asked_ns, computed_ns = 0;
+    uint64_t thread_ns = told && client ? now_ns(thread_clock) : 0, began_ns, asked_ns,
+             computed_ns = 0;
 
     began_ns = ask ? ask() : now_ns(CLOCK_MONOTONIC);
     asked_ns = now_ns(CLOCK_MONOTONIC);
@@ -333,8 +349,10 @@ static void computation_with(const char *name, uint64_t (*ask)(void), int told)
     if (ask)
         await(&all_are_there, name);
     if (told && client)
-        printf("{\"window\": \"%s\", \"computed_us\": %.2f, \"asked_us\": %.2f, \"lasted_us\": %.2f, \"thread_us\": %.2f}\n", name, computed_ns / 1e3,
-               (asked_ns - began_ns) / 1e3, ask ? (heard_ns - began_ns) / 1e3 : 0, (now_ns(thread_clock) - thread_ns) / 1e3);
+        printf("{\"window\": \"%s\", \"computed_us\": %.2f, \"asked_us\": %.2f, \"lasted_us\": "
+               "%.2f, \"thread_us\": %.2f}\n",
+               name, computed_ns / 1e3, (asked_ns - began_ns) / 1e3,
+               ask ? (heard_ns - began_ns) / 1e3 : 0, (now_ns(thread_clock) - thread_ns) / 1e3);
 }
 
 static void computation(void)
@@ -359,10 +377,13 @@ static struct job asked_for(int argc, char **argv)
     else if (argc == 6 && !strcmp(argv[2], "computation"))
         j.computation = 1, j.rounds = atoi(argv[4]), j.ms = atoi(argv[5]);
     else
-        fail("usage: apm_cost PORT | apm_cost HOST:PORT latency QPS BYTES ROUNDS FAULTS | apm_cost HOST:PORT computation QPS ROUNDS MS");
+        fail("usage: apm_cost PORT | apm_cost HOST:PORT latency QPS BYTES ROUNDS FAULTS | apm_cost "
+             "HOST:PORT computation QPS ROUNDS MS");
     if (!j.qps || j.qps > MAX_QPS || j.rounds > MAX_ROUNDS / 4 || j.faults > MAX_ROUNDS / 4 ||
         (j.computation ? !j.ms || j.ms > 10000 : !j.bytes || j.bytes > MAX_BYTES))
-        fail("1 to %d queue pairs, 0 to %d rounds and faults, 1 to %d bytes, and 1 to 10,000 ms are right", MAX_QPS, MAX_ROUNDS / 4, MAX_BYTES);
+        fail("1 to %d queue pairs, 0 to %d rounds and faults, 1 to %d bytes, and 1 to 10,000 ms "
+             "are right",
+             MAX_QPS, MAX_ROUNDS / 4, MAX_BYTES);
     return j;
 }
 

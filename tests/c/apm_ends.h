@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two processes with the library of path migration (unbroken/apm.h): RC QPs between devices with two ports, and a TCP connection beside them. */
+/* Two processes with the library of path migration (unbroken/apm.h): RC QPs between devices with
+ * two ports, and a TCP connection beside them. */
 #ifndef UNBROKEN_TESTS_APM_ENDS_H
 #define UNBROKEN_TESTS_APM_ENDS_H
 
@@ -26,7 +27,12 @@ static uint64_t memory[2 * MAX_QPS]; /* a test's own */
 static unbapm_t apm;
 static int tcp, client;
 
-#define OK(call) do { int e_ = (call); if (e_) fail("line %d: %s: %s: %s", __LINE__, #call, strerror(e_), unbapm_last_error()); } while (0)
+#define OK(call) \
+    do { \
+        int e_ = (call); \
+        if (e_) \
+            fail("line %d: %s: %s: %s", __LINE__, #call, strerror(e_), unbapm_last_error()); \
+    } while (0)
 #define MUST(what) do { if (!(what)) fail("line %d: %s", __LINE__, #what); } while (0)
 
 /* Both are here. */
@@ -47,25 +53,41 @@ static inline void stage(const char *name)
 
 static inline struct ibv_ah_attr vector(int port, const struct unbapm_address *to)
 {
-    return (struct ibv_ah_attr){ .is_global = 1, .port_num = port, .dlid = to->lid,
-                                 .grh = { .dgid = to->gid, .sgid_index = test_gid_index(), .hop_limit = 64 } };
+    return (struct ibv_ah_attr){
+        .is_global = 1,
+        .port_num = port,
+        .dlid = to->lid,
+        .grh = { .dgid = to->gid, .sgid_index = test_gid_index(), .hop_limit = 64 }
+    };
 }
 
 static inline void connect_qp(uint32_t i)
 {
-    struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_ATOMIC };
+    struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT,
+                             .port_num = 1,
+                             .qp_access_flags = IBV_ACCESS_REMOTE_ATOMIC };
 
-    OK(ibv_modify_qp(qps[i], &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
-    a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer.qpn[i], .max_dest_rd_atomic = 1,
-                              .min_rnr_timer = 1, .ah_attr = vector(1, &peer.addresses[0]) };
-    OK(ibv_modify_qp(qps[i], &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-                                     IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
-    a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 1 };
-    OK(ibv_modify_qp(qps[i], &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-                                     IBV_QP_MAX_QP_RD_ATOMIC));
+    OK(ibv_modify_qp(qps[i], &a,
+                     IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+    a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR,
+                              .path_mtu = IBV_MTU_1024,
+                              .dest_qp_num = peer.qpn[i],
+                              .max_dest_rd_atomic = 1,
+                              .min_rnr_timer = 1,
+                              .ah_attr = vector(1, &peer.addresses[0]) };
+    OK(ibv_modify_qp(qps[i], &a,
+                     IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                         IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
+    a = (struct ibv_qp_attr){
+        .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 1
+    };
+    OK(ibv_modify_qp(qps[i], &a,
+                     IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                         IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
 }
 
-/* Opens the first device, makes queue pairs, opens the library for them (on all ports the GID that leads to peers), and connects both ends. */
+/* Opens the first device, makes queue pairs, opens the library for them (on all ports the GID
+ * that leads to peers), and connects both ends. */
 static inline void connect_ends(uint32_t count, struct unbapm_options *options)
 {
     struct ibv_device **list = ibv_get_device_list(NULL);
@@ -75,11 +97,16 @@ static inline void connect_ends(uint32_t count, struct unbapm_options *options)
     qp_count = count;
     context = list && list[0] ? ibv_open_device(list[0]) : NULL;
     pd = context ? ibv_alloc_pd(context) : NULL;
-    mr = pd ? ibv_reg_mr(pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_ATOMIC) : NULL;
+    mr = pd ? ibv_reg_mr(pd, memory, sizeof memory,
+                         IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_ATOMIC)
+            : NULL;
     cq = mr ? ibv_create_cq(context, 2 * MAX_QPS, NULL, NULL, 0) : NULL;
     MUST(cq);
     for (i = 0; i < count; i++) {
-        struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .send_cq = cq, .recv_cq = cq, .cap = { QP_DEPTH, QP_DEPTH, 1, 1, 0 } };
+        struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC,
+                                         .send_cq = cq,
+                                         .recv_cq = cq,
+                                         .cap = { QP_DEPTH, QP_DEPTH, 1, 1, 0 } };
 
         MUST((qps[i] = ibv_create_qp(pd, &init)));
         own.qpn[i] = qps[i]->qp_num;
@@ -116,8 +143,10 @@ static inline void check_paths(int port, int to, unsigned migrations)
 
         OK(ibv_query_qp(qps[i], &a, IBV_QP_PORT | IBV_QP_AV, &init));
         if (it.primary.ah.port_num != port || a.port_num != port || it.migrations != migrations ||
-            memcmp(&it.primary.ah.grh.dgid, &peer.addresses[to - 1].gid, 16) || memcmp(&a.ah_attr.grh.dgid, &peer.addresses[to - 1].gid, 16))
-            fail("QP %u: port %d, told %d, where %d is right; %d migrations where %u are", i, a.port_num, it.primary.ah.port_num, port, (int)it.migrations, migrations);
+            memcmp(&it.primary.ah.grh.dgid, &peer.addresses[to - 1].gid, 16) ||
+            memcmp(&a.ah_attr.grh.dgid, &peer.addresses[to - 1].gid, 16))
+            fail("QP %u: port %d, told %d, where %d is right; %d migrations where %u are", i,
+                 a.port_num, it.primary.ah.port_num, port, (int)it.migrations, migrations);
     }
 }
 

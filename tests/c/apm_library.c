@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The library of path migration (unbroken/apm.h) between two processes on devices with two ports: its modules, how events are shared, what it refuses; and
- * how long paths take to load and to migrate. Every QP carries a FETCH_ADD in each stage, which must find its own number.
+ * The library of path migration (unbroken/apm.h) between two processes on devices with two ports:
+ * its modules, how events are shared, what it refuses; and how long paths take to load and to
+ * migrate. Every QP carries a FETCH_ADD in each stage, which must find its own number.
  *
  * apm_library PORT                                  the server
- * apm_library HOST:PORT QPS MODE [ROUNDS]           the client, which says what both do; it prints each stage as it is reached
- *   event, query    load and migrate, there and back, noticed by the library's thread or by queries; with ROUNDS, a line of JSON with the times
+ * apm_library HOST:PORT QPS MODE [ROUNDS]           the client, which says what both do; it prints
+ *                                                   each stage as it is reached
+ *   event, query    load and migrate, there and back, noticed by the library's thread or by
+ *                   queries; with ROUNDS, a line of JSON with the times
  *   port            somebody takes away port 1 of one end, and gives it back
  *   unhealthy       somebody takes away port 2 here, later port 1 of the peer
  *   own             the program reads the asynchronous events itself
@@ -15,11 +18,19 @@
 
 enum { MAX_ROUNDS = 1000 };
 
-_Static_assert(sizeof(struct unbapm_path) == 40 && offsetof(struct unbapm_path, pkey_index) == 34, "unbapm_path");
-_Static_assert(sizeof(struct unbapm_address) == 24 && offsetof(struct unbapm_address, sgid_index) == 22, "unbapm_address");
-_Static_assert(sizeof(struct unbapm_event) == 72 && offsetof(struct unbapm_event, path) == 24 && offsetof(struct unbapm_event, asked) == 64, "unbapm_event");
-_Static_assert(sizeof(struct unbapm_info) == 104 && offsetof(struct unbapm_info, alternate) == 64, "unbapm_info");
-_Static_assert(sizeof(struct unbapm_options) == 64 && offsetof(struct unbapm_options, on_event) == 40, "unbapm_options");
+_Static_assert(sizeof(struct unbapm_path) == 40 && offsetof(struct unbapm_path, pkey_index) == 34,
+               "unbapm_path");
+_Static_assert(sizeof(struct unbapm_address) == 24 &&
+                   offsetof(struct unbapm_address, sgid_index) == 22,
+               "unbapm_address");
+_Static_assert(sizeof(struct unbapm_event) == 72 && offsetof(struct unbapm_event, path) == 24 &&
+                   offsetof(struct unbapm_event, asked) == 64,
+               "unbapm_event");
+_Static_assert(sizeof(struct unbapm_info) == 104 && offsetof(struct unbapm_info, alternate) == 64,
+               "unbapm_info");
+_Static_assert(sizeof(struct unbapm_options) == 64 &&
+                   offsetof(struct unbapm_options, on_event) == 40,
+               "unbapm_options");
 
 struct job {
     uint32_t qps, rounds;
@@ -31,11 +42,11 @@ static struct job job;
 static unsigned events[16], port_events;
 static struct unbapm_event last[16];
 
-#define REFUSED(call, number, words)                                                                                         \
-    do {                                                                                                                     \
-        int e_ = (call);                                                                                                     \
-        if (e_ != (number) || !strstr(unbapm_last_error(), words))                                                           \
-            fail("line %d: %s: %s: %s", __LINE__, #call, strerror(e_), unbapm_last_error());                                 \
+#define REFUSED(call, number, words) \
+    do { \
+        int e_ = (call); \
+        if (e_ != (number) || !strstr(unbapm_last_error(), words)) \
+            fail("line %d: %s: %s: %s", __LINE__, #call, strerror(e_), unbapm_last_error()); \
     } while (0)
 
 static int mode(const char *name) { return !strcmp(job.mode, name); }
@@ -89,7 +100,12 @@ static void carry(void)
     meet();
     for (i = 0; client && i < job.qps; i++) {
         struct ibv_sge sge = { (uintptr_t)&memory[MAX_QPS + i], 8, mr->lkey };
-        struct ibv_send_wr wr = { .wr_id = i, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .send_flags = IBV_SEND_SIGNALED }, *bad;
+        struct ibv_send_wr wr = { .wr_id = i,
+                                  .sg_list = &sge,
+                                  .num_sge = 1,
+                                  .opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+                                  .send_flags = IBV_SEND_SIGNALED },
+                           *bad;
 
         wr.wr.atomic.remote_addr = peer.addr + 8 * i;
         wr.wr.atomic.rkey = peer.rkey;
@@ -107,7 +123,8 @@ static void carry(void)
     }
     for (i = 0; client && i < job.qps; i++)
         if (memory[MAX_QPS + i] != round)
-            fail("QP %u: the counter is %llu, not %llu", i, (unsigned long long)memory[MAX_QPS + i], (unsigned long long)round);
+            fail("QP %u: the counter is %llu, not %llu", i, (unsigned long long)memory[MAX_QPS + i],
+                 (unsigned long long)round);
     round++;
     meet();
 }
@@ -163,7 +180,9 @@ static uint64_t migrate(unsigned migrations)
 
 static int by_number(const void *a, const void *b)
 {
-    return *(const uint64_t *)a < *(const uint64_t *)b ? -1 : *(const uint64_t *)a > *(const uint64_t *)b;
+    return *(const uint64_t *)a < *(const uint64_t *)b
+               ? -1
+               : *(const uint64_t *)a > *(const uint64_t *)b;
 }
 
 /* There and back, time and again. */
@@ -183,10 +202,15 @@ static void bench(void)
     qsort(moved, i, sizeof *moved, by_number);
     qsort(noticed, i, sizeof *noticed, by_number);
     if (client)
-        printf("{\"qps\": %u, \"rounds\": %u, \"by\": \"%s\", \"armed_us\": %llu, \"armed_least_us\": %llu, \"armed_most_us\": %llu, \"migrated_us\": %llu, "
-               "\"migrated_least_us\": %llu, \"migrated_most_us\": %llu, \"noticed_us\": %llu, \"noticed_least_us\": %llu, \"noticed_most_us\": %llu}\n", job.qps, i, job.mode, (unsigned long long)armed[i / 2], (unsigned long long)armed[0],
-               (unsigned long long)armed[i - 1], (unsigned long long)moved[i / 2], (unsigned long long)moved[0], (unsigned long long)moved[i - 1],
-               (unsigned long long)noticed[i / 2], (unsigned long long)noticed[0], (unsigned long long)noticed[i - 1]);
+        printf("{\"qps\": %u, \"rounds\": %u, \"by\": \"%s\", \"armed_us\": %llu, "
+               "\"armed_least_us\": %llu, \"armed_most_us\": %llu, \"migrated_us\": %llu, "
+               "\"migrated_least_us\": %llu, \"migrated_most_us\": %llu, \"noticed_us\": %llu, "
+               "\"noticed_least_us\": %llu, \"noticed_most_us\": %llu}\n",
+               job.qps, i, job.mode, (unsigned long long)armed[i / 2], (unsigned long long)armed[0],
+               (unsigned long long)armed[i - 1], (unsigned long long)moved[i / 2],
+               (unsigned long long)moved[0], (unsigned long long)moved[i - 1],
+               (unsigned long long)noticed[i / 2], (unsigned long long)noticed[0],
+               (unsigned long long)noticed[i - 1]);
 }
 
 /* Loaded by itself after each migration. */
@@ -204,7 +228,8 @@ static void there_and_back(void)
     }
     await(&events[UNBAPM_EVENT_ARMED], 3 * job.qps, "told of ARMED");
     MUST(events[UNBAPM_EVENT_MIGRATED] == 2 * job.qps && events[UNBAPM_EVENT_ARMED] == 3 * job.qps);
-    MUST(last[UNBAPM_EVENT_MIGRATED].asked == client && last[UNBAPM_EVENT_MIGRATED].path.ah.port_num == 1);
+    MUST(last[UNBAPM_EVENT_MIGRATED].asked == client &&
+         last[UNBAPM_EVENT_MIGRATED].path.ah.port_num == 1);
     stage("back");
 }
 
@@ -240,9 +265,13 @@ static void unhealthy(void)
     stage("armed");
     if (client) {
         await(&events[UNBAPM_EVENT_RESPECIFIED], job.qps, "respecified");
-        MUST(events[UNBAPM_EVENT_UNHEALTHY] == job.qps && last[UNBAPM_EVENT_UNHEALTHY].path.ah.port_num == 2);
+        MUST(events[UNBAPM_EVENT_UNHEALTHY] == job.qps &&
+             last[UNBAPM_EVENT_UNHEALTHY].path.ah.port_num == 2);
         way[0] = last[UNBAPM_EVENT_RESPECIFIED].path.ah.port_num;
-        way[1] = memcmp(&last[UNBAPM_EVENT_RESPECIFIED].path.ah.grh.dgid, &peer.addresses[0].gid, 16) ? 2 : 1;
+        way[1] =
+            memcmp(&last[UNBAPM_EVENT_RESPECIFIED].path.ah.grh.dgid, &peer.addresses[0].gid, 16)
+                ? 2
+                : 1;
         MUST(way[0] == 1 && way[1] == 2);
         tcp_write(tcp, way, 2);
     } else {
@@ -306,7 +335,8 @@ static void own_events(void)
     stage("back");
 }
 
-/* Queue pairs lead to four processes in turns; those of two of them are loaded and migrated, and no others. */
+/* Queue pairs lead to four processes in turns; those of two of them are loaded and migrated, and
+ * no others. */
 static void by_processes(void)
 {
     enum { PROCESSES = 4 };
@@ -321,7 +351,8 @@ static void by_processes(void)
     MUST(count == (int)job.qps / 2);
     count--;
     REFUSED(unbapm_of_processes(apm, chosen, 3, found, &count), ENOSPC, "queue pairs lead there");
-    REFUSED(unbapm_of_processes(apm, &chosen[2], 1, NULL, &count), ENOENT, "unbapm_set_process says");
+    REFUSED(unbapm_of_processes(apm, &chosen[2], 1, NULL, &count), ENOENT,
+            "unbapm_set_process says");
     count = MAX_QPS;
     OK(unbapm_of_processes(apm, chosen, 2, found, &count));
     MUST(count == (int)job.qps / 2);
@@ -339,7 +370,8 @@ static void by_processes(void)
         int moves = i % PROCESSES == 1 || i % PROCESSES == 3;
 
         if (info(i).migrations != (uint64_t)moves || info(i).primary.ah.port_num != (moves ? 2 : 1))
-            fail("QP %u of process %u: %llu migrations, port %d", i, i % PROCESSES, (unsigned long long)info(i).migrations, info(i).primary.ah.port_num);
+            fail("QP %u of process %u: %llu migrations, port %d", i, i % PROCESSES,
+                 (unsigned long long)info(i).migrations, info(i).primary.ah.port_num);
     }
     stage("processes");
 }
@@ -388,8 +420,10 @@ static void refuse(void)
     REFUSED(unbapm_specify(apm, NULL, 0, paths, 0), EINVAL, "1 to 16");
     REFUSED(unbapm_choose(apm, NULL, 0, &stranger, 1), EINVAL, "unbapm_addresses are right");
     REFUSED(unbapm_wait(apm, NULL, 0, 7, UNBAPM_BY_QUERY, 1), EINVAL, "until is 7");
-    REFUSED(unbapm_wait(apm, qps, 1, UNBAPM_UNTIL_ARMED, UNBAPM_BY_EVENT, 20), ETIMEDOUT, "the first is UNLOADED");
-    REFUSED(unbapm_wait(apm, qps, 1, UNBAPM_UNTIL_ARMED, UNBAPM_BY_QUERY, 20), ETIMEDOUT, "the first is UNLOADED");
+    REFUSED(unbapm_wait(apm, qps, 1, UNBAPM_UNTIL_ARMED, UNBAPM_BY_EVENT, 20), ETIMEDOUT,
+            "the first is UNLOADED");
+    REFUSED(unbapm_wait(apm, qps, 1, UNBAPM_UNTIL_ARMED, UNBAPM_BY_QUERY, 20), ETIMEDOUT,
+            "the first is UNLOADED");
     REFUSED(unbapm_handle_event(apm, &event, NULL), EINVAL, "no_thread");
     REFUSED(unbapm_progress(apm, NULL), EINVAL, "no_thread");
     count = 1;
@@ -401,10 +435,12 @@ static void refuse(void)
     MUST(poll(&(struct pollfd){ .fd = fd, .events = POLLIN }, 1, WAIT_MS) == 1);
     count = 8;
     OK(unbapm_poll_events(apm, taken, &count));
-    MUST(count == 1 && taken[0].type == UNBAPM_EVENT_ARMED && taken[0].qp == qps[0] && info(0).state == UNBAPM_ARMED && info(0).loaded && info(0).healthy);
+    MUST(count == 1 && taken[0].type == UNBAPM_EVENT_ARMED && taken[0].qp == qps[0] &&
+         info(0).state == UNBAPM_ARMED && info(0).loaded && info(0).healthy);
     MUST(poll(&(struct pollfd){ .fd = fd, .events = POLLIN }, 1, 0) == 0);
     OK(unbapm_remove(apm, NULL, 0));
-    REFUSED(unbapm_query(apm, qps[0], &(struct unbapm_info){ 0 }), ENOENT, "unbapm_add comes first");
+    REFUSED(unbapm_query(apm, qps[0], &(struct unbapm_info){ 0 }), ENOENT,
+            "unbapm_add comes first");
     OK(ibv_modify_qp(qps[0], &reset, IBV_QP_STATE));
     REFUSED(unbapm_add(apm, qps, 1), EINVAL, "in RTS it can be added");
     stage("refused");

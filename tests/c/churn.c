@@ -2,18 +2,21 @@
 /*
  * Connections made and destroyed without end, between two processes with several threads each.
  *
- *   churn --listen PORT [--impaired|--faults]                       serves all who connect, until SIGTERM
+ *   churn --listen PORT [--impaired|--faults]      serves all who connect, until SIGTERM
  *   churn --connect HOST:PORT --threads N --seconds S --seed X [--impaired|--faults]
  *
- * Each round of a thread makes its own objects, connects some QPs, does a random mix of all operations in both directions, changes
- * keys that the peer uses (churn_keys.h) and takes everything down in a random order. In some rounds one end destroys or resets a QP,
- * or moves it to ERR, in mid-flight. What is checked: content, order and length of all that arrives; each WR completes once, and within
- * a bound; nothing arrives that was sent to an earlier QP; keys allow what they were given for and nothing else; what is in use says
- * EBUSY; no completion event is missed. A peer that is killed is survived by the listener. With --impaired packets may be lost, which
- * UC and UD do not mend; with --faults, besides, paths may fail: RC survives, but for QPs with atomics in flight or windows, which have
- * the original error.
+ * Each round of a thread makes its own objects, connects some QPs, does a random mix of all
+ * operations in both directions, changes keys that the peer uses (churn_keys.h) and takes
+ * everything down in a random order. In some rounds one end destroys or resets a QP, or moves it to
+ * ERR, in mid-flight. What is checked: content, order and length of all that arrives; each WR
+ * completes once, and within a bound; nothing arrives that was sent to an earlier QP; keys allow
+ * what they were given for and nothing else; what is in use says EBUSY; no completion event is
+ * missed. A peer that is killed is survived by the listener. With --impaired packets may be lost,
+ * which UC and UD do not mend; with --faults, besides, paths may fail: RC survives, but for QPs
+ * with atomics in flight or windows, which have the original error.
  *
- * The connecting end prints a line of JSON when its time is up and waits for SIGTERM. Status 1 and a reason: something was wrong.
+ * The connecting end prints a line of JSON when its time is up and waits for SIGTERM. Status 1 and
+ * a reason: something was wrong.
  */
 #include "churn_keys.h"
 #include <fcntl.h>
@@ -54,7 +57,8 @@ static int sent_all(struct round *r, struct conn *c)
 
 static int received_all(struct round *r, struct conn *c, const struct done *theirs)
 {
-    int excused = r->peer_dead || c->failed || c->gone || theirs->failed[c->id] || (theirs->gone && c->id == 0);
+    int excused = r->peer_dead || c->failed || c->gone || theirs->failed[c->id] ||
+                  (theirs->gone && c->id == 0);
 
     return excused || r->plan.type != IBV_QPT_RC || next_consumer(r, c, c->in_next) >= r->plan.ops;
 }
@@ -91,7 +95,8 @@ static void strike(struct round *r)
     }
 }
 
-static void check_moving(struct round *r, uint32_t mask, int told, int got, const struct done *theirs)
+static void check_moving(struct round *r, uint32_t mask, int told, int got,
+                         const struct done *theirs)
 {
     uint64_t now = now_us();
     int i;
@@ -101,13 +106,17 @@ static void check_moving(struct round *r, uint32_t mask, int told, int got, cons
         struct ibv_qp_attr a = { 0 };
         struct ibv_qp_init_attr init;
 
-        if (!(mask >> i & 1) || now < c->moved_us + bound_us || (sent_all(r, c) && (!got || received_all(r, c, theirs))))
+        if (!(mask >> i & 1) || now < c->moved_us + bound_us ||
+            (sent_all(r, c) && (!got || received_all(r, c, theirs))))
             continue;
         if (c->qp)
             ibv_query_qp(c->qp, &a, IBV_QP_STATE, &init);
-        BROKEN(r, c, "stuck for %llu s: %u sends outstanding from operation %u, failed %d, gone %d; receives %u of %u, next %u; state %d; told %d, heard %d, peer %s",
-               (unsigned long long)(bound_us / 1000000), c->tail - c->head, c->fifo[c->head % DEPTH].op, c->failed, c->gone,
-               c->recvs_done, c->recvs_posted, c->in_next, a.qp_state, told, got, r->peer_dead ? "dead" : "there");
+        BROKEN(r, c,
+               "stuck for %llu s: %u sends outstanding from operation %u, failed %d, gone %d; "
+               "receives %u of %u, next %u; state %d; told %d, heard %d, peer %s",
+               (unsigned long long)(bound_us / 1000000), c->tail - c->head,
+               c->fifo[c->head % DEPTH].op, c->failed, c->gone, c->recvs_done, c->recvs_posted,
+               c->in_next, a.qp_state, told, got, r->peer_dead ? "dead" : "there");
     }
 }
 
@@ -121,7 +130,8 @@ static void check_memory(struct round *r, uint32_t mask, const struct done *thei
         uint64_t added = 0, swapped = 0;
         uint32_t n, last[SLOTS];
 
-        if (!(mask >> i & 1) || theirs->failed[i] || (theirs->gone && i == 0) || c->failed || c->gone)
+        if (!(mask >> i & 1) || theirs->failed[i] || (theirs->gone && i == 0) || c->failed ||
+            c->gone)
             continue;
         memset(last, 0xff, sizeof last);
         for (n = 0; n < r->plan.ops; n++) {
@@ -134,14 +144,17 @@ static void check_memory(struct round *r, uint32_t mask, const struct done *thei
         }
         for (n = 0; n < SLOTS; n++) {
             struct op o = op_of(&r->plan, c->in_seed, last[n]);
-            const char *wrong = last[n] == UINT32_MAX ? NULL : data_wrong(&o, c->area->slots[n], last[n]);
+            const char *wrong =
+                last[n] == UINT32_MAX ? NULL : data_wrong(&o, c->area->slots[n], last[n]);
 
             if (wrong)
                 BROKEN(r, c, "the peer's WRITE %u to slot %u: %s", last[n], n, wrong);
         }
         if (c->area->counters[0] != added || c->area->counters[1] != swapped)
-            BROKEN(r, c, "atomics left %llu and %llu, right are %llu and %llu", (unsigned long long)c->area->counters[0],
-                   (unsigned long long)c->area->counters[1], (unsigned long long)added, (unsigned long long)swapped);
+            BROKEN(r, c, "atomics left %llu and %llu, right are %llu and %llu",
+                   (unsigned long long)c->area->counters[0],
+                   (unsigned long long)c->area->counters[1], (unsigned long long)added,
+                   (unsigned long long)swapped);
     }
 }
 
@@ -158,7 +171,8 @@ static void work(struct round *r, uint32_t mask, int may_strike)
         for (i = 0; i < r->plan.qps; i++)
             if (mask >> i & 1)
                 moved += post_sends(r, r->conns + i);
-        if (may_strike && (r->peer_dead || r->conns[0].failed || r->conns[0].refused)) /* it posts no more, so it never comes to that */
+        /* it posts no more, so it never comes to that */
+        if (may_strike && (r->peer_dead || r->conns[0].failed || r->conns[0].refused))
             may_strike = 0;
         if (may_strike && r->conns[0].posted >= r->plan.abrupt_after) {
             strike(r);
@@ -177,7 +191,8 @@ static void work(struct round *r, uint32_t mask, int may_strike)
             }
         }
         for (i = 0, ended = 1; i < r->plan.qps; i++)
-            ended &= !(mask >> i & 1) || (sent_all(r, r->conns + i) && (!got || received_all(r, r->conns + i, &theirs)));
+            ended &= !(mask >> i & 1) || (sent_all(r, r->conns + i) &&
+                                          (!got || received_all(r, r->conns + i, &theirs)));
         if (ended && !may_strike && !told) {
             for (i = 0; i < r->plan.qps; i++)
                 mine.failed[i] = r->conns[i].failed;
@@ -218,7 +233,8 @@ static void flush(struct round *r)
             if (!poll_cqs(r))
                 usleep(50);
             if (now_us() > until)
-                BROKEN(r, c, "stuck in ERR: %u sends outstanding, %u of %u receives came back", c->tail - c->head, c->recvs_done, c->recvs_posted);
+                BROKEN(r, c, "stuck in ERR: %u sends outstanding, %u of %u receives came back",
+                       c->tail - c->head, c->recvs_done, c->recvs_posted);
         }
     }
 }
@@ -253,8 +269,8 @@ static int meet(struct round *r, uint32_t mask, int made)
     return exchange(r, &ok, &peer_ok, sizeof ok) || !ok || !peer_ok ? -1 : 0;
 }
 
-/* QP 0 is used again for another connection. But for UC, which is made anew: a message that is late begins with any PSN, and nothing
-   tells it from one of this life. */
+/* QP 0 is used again for another connection. But for UC, which is made anew: a message that is late
+ * begins with any PSN, and nothing tells it from one of this life. */
 static void live_again(struct round *r)
 {
     struct conn *c = r->conns;
@@ -332,7 +348,8 @@ static void *serve(void *arg)
     int connecting = ((int *)arg)[0], thread = ((int *)arg)[1], tcp = ((int *)arg)[2], i;
     size_t size = MAX_QPS * sizeof(struct area);
     /* Shared, so that they do not count as memory of the process itself, which must not grow. */
-    struct area *areas = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    struct area *areas =
+        mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     uint64_t until = now_us() + seconds * 1000000, number;
     struct round r;
 
@@ -340,7 +357,8 @@ static void *serve(void *arg)
     if (areas == MAP_FAILED)
         fail("out of memory");
     for (number = 0;; number++) {
-        struct start s = { number, draw(seed, (uint64_t)thread << 40 | number), thread, stopping || now_us() > until };
+        struct start s = { number, draw(seed, (uint64_t)thread << 40 | number), thread,
+                           stopping || now_us() > until };
 
         memset(&r, 0, sizeof r);
         r.tcp = tcp;
@@ -438,16 +456,20 @@ static void report(void)
     };
     int i, comma = 0;
 
-    printf("{\"rounds\": %llu, \"abandoned\": %llu, \"operations\": %llu, \"bytes\": %llu, \"lost\": %llu, \"rc_failed\": %llu, "
-           "\"atomics_failed\": %llu, \"keys_failed\": %llu, \"peers_lost\": %llu, \"counts\": {", (unsigned long long)rounds, (unsigned long long)abandoned,
-           (unsigned long long)operations, (unsigned long long)bytes, (unsigned long long)lost, (unsigned long long)rc_failed,
-           (unsigned long long)atomics_failed, (unsigned long long)keys_failed, (unsigned long long)peers_lost);
+    printf("{\"rounds\": %llu, \"abandoned\": %llu, \"operations\": %llu, \"bytes\": %llu, "
+           "\"lost\": %llu, \"rc_failed\": %llu, "
+           "\"atomics_failed\": %llu, \"keys_failed\": %llu, \"peers_lost\": %llu, \"counts\": {",
+           (unsigned long long)rounds, (unsigned long long)abandoned,
+           (unsigned long long)operations, (unsigned long long)bytes, (unsigned long long)lost,
+           (unsigned long long)rc_failed, (unsigned long long)atomics_failed,
+           (unsigned long long)keys_failed, (unsigned long long)peers_lost);
     for (i = 0; i < COUNTERS; i++)
         printf("%s\"%s\": %llu", i ? ", " : "", NAMES[i], (unsigned long long)counts[i]);
     printf("}, \"errors\": {");
     for (i = 0; i <= IBV_WC_GENERAL_ERR; i++)
         if (errors[i])
-            printf("%s\"%s\": %llu", comma++ ? ", " : "", ibv_wc_status_str(i), (unsigned long long)errors[i]);
+            printf("%s\"%s\": %llu", comma++ ? ", " : "", ibv_wc_status_str(i),
+                   (unsigned long long)errors[i]);
     printf("}}\n");
     fflush(stdout);
 }
@@ -481,7 +503,8 @@ int main(int argc, char **argv)
     list = ibv_get_device_list(&devices);
     devices = devices < MAX_DEVICES ? devices : MAX_DEVICES;
     for (i = 0; i < devices; i++)
-        if (!(contexts[i] = ibv_open_device(list[i])) || fcntl(contexts[i]->async_fd, F_SETFL, O_NONBLOCK))
+        if (!(contexts[i] = ibv_open_device(list[i])) ||
+            fcntl(contexts[i]->async_fd, F_SETFL, O_NONBLOCK))
             fail("cannot open device %d: %s", i, strerror(errno));
     ibv_free_device_list(list);
     if (!devices)

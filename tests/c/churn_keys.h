@@ -1,17 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Keys that change, after the traffic of a round: memory windows of both types, regions that are registered anew. Both ends offer
- * each other a key, use it, and take it away, in step; in the end one of them tries what must be refused.
+ * Keys that change, after the traffic of a round: memory windows of both types, regions that are
+ * registered anew. Both ends offer each other a key, use it, and take it away, in step; in the end
+ * one of them tries what must be refused.
  *
- * Where paths may fail, a QP that has bound a window stays on its NIC, and so it may end with an error at any time; but then at both
- * ends, and nothing is done that was refused.
+ * Where paths may fail, a QP that has bound a window stays on its NIC, and so it may end with an
+ * error at any time; but then at both ends, and nothing is done that was refused.
  */
 #ifndef UNBROKEN_TESTS_CHURN_KEYS_H
 #define UNBROKEN_TESTS_CHURN_KEYS_H
 
 #include "churn_traffic.h"
 
-enum { MIN_OFFER = 16, FORBIDDEN_BYTES = 64, TAKEN_BYTES = 8192, TAKEN_WRITES = 100, TAKEN_AFTER_US = 500 };
+enum {
+    MIN_OFFER = 16,
+    FORBIDDEN_BYTES = 64,
+    TAKEN_BYTES = 8192,
+    TAKEN_WRITES = 100,
+    TAKEN_AFTER_US = 500
+};
 
 struct key { /* what an end tells of its part of a step */
     int32_t ok;
@@ -37,7 +44,8 @@ static void keys_wait(struct round *r, struct conn *c, uint32_t outstanding)
         if (!poll_cqs(r))
             usleep(20);
         if (now_us() > until)
-            BROKEN(r, c, "stuck: WR %u of %u that change or use keys does not complete", c->keys_done, c->keys_posted);
+            BROKEN(r, c, "stuck: WR %u of %u that change or use keys does not complete",
+                   c->keys_done, c->keys_posted);
     }
 }
 
@@ -74,7 +82,8 @@ static int keys_ok(struct round *r, struct conn *c)
     if (!c->keys_status)
         return 1;
     if (!faults && !r->peer_dead && !hung_up(r))
-        BROKEN(r, c, "WR %u of those that change or use keys fails: '%s'", c->keys_done - 1, ibv_wc_status_str(c->keys_status));
+        BROKEN(r, c, "WR %u of those that change or use keys fails: '%s'", c->keys_done - 1,
+               ibv_wc_status_str(c->keys_status));
     if (faults && !c->failed) {
         keys_failed++;
         errors[c->keys_status]++;
@@ -96,8 +105,10 @@ static int in_step(struct round *r, struct conn *c, struct key *mine, struct key
 
 /* ---- windows ---- */
 
-/* Binds a window on the QP `by`. It has the key `rkey` until then; gives that which it has afterwards. */
-static uint32_t bind_mw(struct round *r, struct conn *by, struct ibv_mw *mw, uint32_t rkey, struct ibv_mw_bind_info info)
+/* Binds a window on the QP `by`. It has the key `rkey` until then; gives that which it has
+ * afterwards. */
+static uint32_t bind_mw(struct round *r, struct conn *by, struct ibv_mw *mw, uint32_t rkey,
+                        struct ibv_mw_bind_info info)
 {
     struct ibv_send_wr wr = { .opcode = IBV_WR_BIND_MW };
     struct ibv_mw_bind bind = { .send_flags = IBV_SEND_SIGNALED, .bind_info = info };
@@ -123,8 +134,10 @@ static struct ibv_mw *make_window(struct round *r, struct conn *c, enum ibv_mw_t
     return mw;
 }
 
-/* Binds c's window, made if there is none, to a part of its scratch region, on the QP `by`. Its key and address come in `key`. */
-static void bind_window(struct round *r, struct conn *c, struct conn *by, enum ibv_mw_type type, uint32_t off, uint32_t len, int access, struct key *key)
+/* Binds c's window, made if there is none, to a part of its scratch region, on the QP `by`. Its
+ * key and address come in `key`. */
+static void bind_window(struct round *r, struct conn *c, struct conn *by, enum ibv_mw_type type,
+                        uint32_t off, uint32_t len, int access, struct key *key)
 {
     struct ibv_mw_bind_info info = { c->scratch, (uintptr_t)c->area->scratch + off, len, access };
 
@@ -147,8 +160,11 @@ static void window_all(struct round *r)
         struct conn *c = r->conns + i;
         enum ibv_mw_type type = roll(r) % 2 ? IBV_MW_TYPE_1 : IBV_MW_TYPE_2;
         int zero = type == IBV_MW_TYPE_2 && roll(r) % 2;
-        struct conn *by = type == IBV_MW_TYPE_1 ? r->conns + roll(r) % r->plan.qps : c; /* those of type 1 are for all QPs */
-        struct ibv_mw_bind_info info = { c->mr, c->start, sizeof *c->area, (ACCESS & ~IBV_ACCESS_MW_BIND) | (zero ? IBV_ACCESS_ZERO_BASED : 0) };
+        /* those of type 1 are for all QPs */
+        struct conn *by = type == IBV_MW_TYPE_1 ? r->conns + roll(r) % r->plan.qps : c;
+        struct ibv_mw_bind_info info = { c->mr, c->start, sizeof *c->area,
+                                         (ACCESS & ~IBV_ACCESS_MW_BIND) |
+                                             (zero ? IBV_ACCESS_ZERO_BASED : 0) };
         uint32_t rkey;
 
         c->wide = make_window(r, c, type);
@@ -168,7 +184,8 @@ static void window_all(struct round *r)
 
 static void invalidate(struct round *r, struct conn *c, const struct key *key)
 {
-    keys_post(r, c, (struct ibv_send_wr){ .opcode = IBV_WR_LOCAL_INV, .invalidate_rkey = key->rkey });
+    keys_post(r, c,
+              (struct ibv_send_wr){ .opcode = IBV_WR_LOCAL_INV, .invalidate_rkey = key->rkey });
 }
 
 static void free_window(struct round *r, struct conn *c)
@@ -183,7 +200,8 @@ static void free_window(struct round *r, struct conn *c)
 /* ---- offers ---- */
 
 /* Changes of the scratch region what the flags name. */
-static void reregister(struct round *r, struct conn *c, int flags, struct ibv_pd *pd, void *addr, size_t len, int access)
+static void reregister(struct round *r, struct conn *c, int flags, struct ibv_pd *pd, void *addr,
+                       size_t len, int access)
 {
     if (ibv_rereg_mr(c->scratch, flags, pd, addr, len, access))
         BROKEN(r, c, "ibv_rereg_mr with flags %d: %s", flags, strerror(errno));
@@ -203,7 +221,8 @@ static void make_offer(struct round *r, struct conn *c, int n, struct offered *o
 
         if (pd)
             reregister(r, c, pd, r->other_pd, NULL, 0, 0);
-        reregister(r, c, IBV_REREG_MR_CHANGE_TRANSLATION | pd | IBV_REREG_MR_CHANGE_ACCESS, pd ? r->pd : NULL, addr, o->len, access | IBV_ACCESS_LOCAL_WRITE);
+        reregister(r, c, IBV_REREG_MR_CHANGE_TRANSLATION | pd | IBV_REREG_MR_CHANGE_ACCESS,
+                   pd ? r->pd : NULL, addr, o->len, access | IBV_ACCESS_LOCAL_WRITE);
         o->key = (struct key){ .rkey = c->scratch->rkey, .len = o->len, .addr = (uintptr_t)addr };
         return;
     }
@@ -216,7 +235,9 @@ static void make_offer(struct round *r, struct conn *c, int n, struct offered *o
         return;
     if (ibv_dereg_mr(c->scratch) != EBUSY)
         BROKEN(r, c, "ibv_dereg_mr of a region with a window on it does not say EBUSY");
-    if (!ibv_rereg_mr(c->scratch, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE) || errno != EBUSY)
+    if (!ibv_rereg_mr(c->scratch, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0,
+                      IBV_ACCESS_LOCAL_WRITE) ||
+        errno != EBUSY)
         BROKEN(r, c, "ibv_rereg_mr of a region with a window on it does not say EBUSY");
 }
 
@@ -226,13 +247,18 @@ static uint64_t offer_key(uint64_t seed, int n)
 }
 
 /* WRITEs all of what the peer offers in two parts, READs it back, and may take it away. */
-static void use_offer(struct round *r, struct conn *c, int n, const struct offered *mine, const struct key *theirs)
+static void use_offer(struct round *r, struct conn *c, int n, const struct offered *mine,
+                      const struct key *theirs)
 {
     uint8_t *out = c->area->out[0], *back = c->area->out[1];
     uint32_t half = theirs->len / 2, lkey = c->mr->lkey;
-    struct ibv_sge sges[] = { { at(c, out), half, lkey }, { at(c, out + half), theirs->len - half, lkey }, { at(c, back), theirs->len, lkey },
+    struct ibv_sge sges[] = { { at(c, out), half, lkey },
+                              { at(c, out + half), theirs->len - half, lkey },
+                              { at(c, back), theirs->len, lkey },
                               { at(c, out), 8, lkey } };
-    struct ibv_send_wr wr = { .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE, .wr.rdma = { theirs->addr, theirs->rkey } };
+    struct ibv_send_wr wr = { .num_sge = 1,
+                              .opcode = IBV_WR_RDMA_WRITE,
+                              .wr.rdma = { theirs->addr, theirs->rkey } };
 
     content_make(out, theirs->len, offer_key(c->out_seed, n), n);
     memset(back, 0, theirs->len);
@@ -250,12 +276,18 @@ static void use_offer(struct round *r, struct conn *c, int n, const struct offer
     if (memcmp(out, back, theirs->len))
         BROKEN(r, c, "what was written through the key %#x is read back otherwise", theirs->rkey);
     if (mine->what == WINDOW_2 && mine->ending == SEND_INV) {
-        keys_post(r, c, (struct ibv_send_wr){ .opcode = IBV_WR_SEND_WITH_INV, .invalidate_rkey = theirs->rkey, .sg_list = sges + 3, .num_sge = 1 });
+        keys_post(r, c,
+                  (struct ibv_send_wr){ .opcode = IBV_WR_SEND_WITH_INV,
+                                        .invalidate_rkey = theirs->rkey,
+                                        .sg_list = sges + 3,
+                                        .num_sge = 1 });
         if (!keys_ok(r, c))
             return;
         counts[C_send_inv]++;
     }
-    counts[mine->what == WINDOW_1 ? C_window_1 : mine->what == WINDOW_2 ? C_window_2 : C_rereg_offered]++;
+    counts[mine->what == WINDOW_1   ? C_window_1
+           : mine->what == WINDOW_2 ? C_window_2
+                                    : C_rereg_offered]++;
     operations += 3;
     bytes += 2 * theirs->len;
 }
@@ -271,7 +303,8 @@ static void check_offer(struct round *r, struct conn *c, int n, const struct off
         BROKEN(r, c, "behind the key %#x (offer %d, kind %d): %s", o->key.rkey, n, o->what, wrong);
     for (i = 0; i < SCRATCH; i++)
         if ((i < o->off || i >= o->off + o->len) && scratch[i] != CANARY)
-            BROKEN(r, c, "byte %u was written, though bytes %u to %u were offered", i, o->off, o->off + o->len - 1);
+            BROKEN(r, c, "byte %u was written, though bytes %u to %u were offered", i, o->off,
+                   o->off + o->len - 1);
     memset(scratch, CANARY, SCRATCH);
 }
 
@@ -281,7 +314,8 @@ static void end_offer(struct round *r, struct conn *c, struct offered *o)
     uint64_t until = now_us() + bound_us;
 
     if (o->what == REREGISTERED) {
-        reregister(r, c, IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_ACCESS, NULL, c->area->scratch, SCRATCH, ACCESS);
+        reregister(r, c, IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_ACCESS, NULL,
+                   c->area->scratch, SCRATCH, ACCESS);
         return;
     }
     if (o->ending == SEND_INV) {
@@ -289,7 +323,8 @@ static void end_offer(struct round *r, struct conn *c, struct offered *o)
             if (!poll_cqs(r))
                 usleep(20);
             if (now_us() > until)
-                BROKEN(r, c, "stuck: the peer's SEND that takes the key %#x away does not come", o->key.rkey);
+                BROKEN(r, c, "stuck: the peer's SEND that takes the key %#x away does not come",
+                       o->key.rkey);
         }
         c->invalidated = 0;
     } else if (o->what == WINDOW_2 && o->ending != FREED) {
@@ -335,9 +370,12 @@ static void offer_keys(struct round *r)
 /* Makes a key that does not allow what the peer is about to do. */
 static void forbid(struct round *r, struct conn *c, struct key *key)
 {
-    struct conn *other = r->conns + (c->id + 1) % r->plan.qps, *by = r->plan.forbidden == WINDOW_QP ? other : c;
-    enum ibv_mw_type type = r->plan.forbidden == WINDOW_GONE || by != c || roll(r) % 2 ? IBV_MW_TYPE_2 : IBV_MW_TYPE_1;
-    int access = r->plan.forbidden == WINDOW_RIGHTS ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE;
+    struct conn *other = r->conns + (c->id + 1) % r->plan.qps,
+                *by = r->plan.forbidden == WINDOW_QP ? other : c;
+    enum ibv_mw_type type =
+        r->plan.forbidden == WINDOW_GONE || by != c || roll(r) % 2 ? IBV_MW_TYPE_2 : IBV_MW_TYPE_1;
+    int access =
+        r->plan.forbidden == WINDOW_RIGHTS ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE;
     struct ibv_mr *mr;
 
     *key = (struct key){ .rkey = c->scratch->rkey, .addr = (uintptr_t)c->area->scratch };
@@ -354,8 +392,14 @@ static void forbid(struct round *r, struct conn *c, struct key *key)
         if (ibv_dereg_mr(mr))
             BROKEN(r, c, "ibv_dereg_mr fails");
         break;
-    case RIGHTS_TAKEN: reregister(r, c, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ); break;
-    case MOVED: reregister(r, c, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, c->area->scratch + FORBIDDEN_BYTES / 2, SCRATCH / 2, 0); break;
+    case RIGHTS_TAKEN:
+        reregister(r, c, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0,
+                   IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ);
+        break;
+    case MOVED:
+        reregister(r, c, IBV_REREG_MR_CHANGE_TRANSLATION, NULL,
+                   c->area->scratch + FORBIDDEN_BYTES / 2, SCRATCH / 2, 0);
+        break;
     case TAKEN: break;
     case OTHER_PD: reregister(r, c, IBV_REREG_MR_CHANGE_PD, r->other_pd, NULL, 0, 0); break;
     default:
@@ -374,8 +418,9 @@ static void forbid(struct round *r, struct conn *c, struct key *key)
 }
 
 /*
- * Takes a key away while the peer WRITEs with it, in one of four ways. From then on no byte changes, though packets are on their way:
- * what the memory holds comes in `then`. Gives 0 if the ends do not come so far.
+ * Takes a key away while the peer WRITEs with it, in one of four ways. From then on no byte
+ * changes, though packets are on their way: what the memory holds comes in `then`. Gives 0 if the
+ * ends do not come so far.
  */
 static int take_in_use(struct round *r, struct conn *c, struct key *key, uint8_t *then)
 {
@@ -383,7 +428,8 @@ static int take_in_use(struct round *r, struct conn *c, struct key *key, uint8_t
     int way = roll(r) % 4;
 
     if (way >= 2 && !c->failed)
-        bind_window(r, c, c, way == 2 || roll(r) % 2 ? IBV_MW_TYPE_2 : IBV_MW_TYPE_1, 0, TAKEN_BYTES, IBV_ACCESS_REMOTE_WRITE, key);
+        bind_window(r, c, c, way == 2 || roll(r) % 2 ? IBV_MW_TYPE_2 : IBV_MW_TYPE_1, 0,
+                    TAKEN_BYTES, IBV_ACCESS_REMOTE_WRITE, key);
     keys_ok(r, c);
     if (!in_step(r, c, key, &theirs))
         return 0;
@@ -394,11 +440,14 @@ static int take_in_use(struct round *r, struct conn *c, struct key *key, uint8_t
             BROKEN(r, c, "ibv_dereg_mr fails");
         c->scratch = NULL;
         break;
-    case 1: reregister(r, c, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE); break;
+    case 1:
+        reregister(r, c, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE);
+        break;
     case 2:
         invalidate(r, c, key);
         keys_wait(r, c, 0);
-        if (c->keys_status && c->keys_status != IBV_WC_WR_FLUSH_ERR && !faults) /* the peer's next WRITE may have ended the QP */
+        /* the peer's next WRITE may have ended the QP */
+        if (c->keys_status && c->keys_status != IBV_WC_WR_FLUSH_ERR && !faults)
             BROKEN(r, c, "LOCAL_INV ends with '%s'", ibv_wc_status_str(c->keys_status));
         if (c->keys_status)
             free_window(r, c);
@@ -420,29 +469,43 @@ static void use_taken(struct round *r, struct conn *c, const struct key *theirs)
 
         keys_wait(r, c, c->sq - 1);
         memset(out, i, TAKEN_BYTES);
-        keys_post(r, c, (struct ibv_send_wr){ .opcode = IBV_WR_RDMA_WRITE, .sg_list = &sge, .num_sge = 1, .wr.rdma = { theirs->addr, theirs->rkey } });
+        keys_post(r, c,
+                  (struct ibv_send_wr){ .opcode = IBV_WR_RDMA_WRITE,
+                                        .sg_list = &sge,
+                                        .num_sge = 1,
+                                        .wr.rdma = { theirs->addr, theirs->rkey } });
     }
     keys_wait(r, c, 0);
-    if (c->keys_status && c->keys_status != IBV_WC_REM_ACCESS_ERR && !faults && !r->peer_dead && !hung_up(r))
-        BROKEN(r, c, "a WRITE with a key that is taken away ends with '%s'", ibv_wc_status_str(c->keys_status));
+    if (c->keys_status && c->keys_status != IBV_WC_REM_ACCESS_ERR && !faults && !r->peer_dead &&
+        !hung_up(r))
+        BROKEN(r, c, "a WRITE with a key that is taken away ends with '%s'",
+               ibv_wc_status_str(c->keys_status));
     counts[C_taken_in_use] += c->keys_status == IBV_WC_REM_ACCESS_ERR;
 }
 
 /* The WR that must fail: the WRITE, or a binding to more than the region. */
 static void try_forbidden(struct round *r, struct conn *c, const struct key *theirs)
 {
-    enum ibv_wc_status right = r->plan.forbidden == BAD_BIND ? IBV_WC_MW_BIND_ERR : IBV_WC_REM_ACCESS_ERR;
+    enum ibv_wc_status right =
+        r->plan.forbidden == BAD_BIND ? IBV_WC_MW_BIND_ERR : IBV_WC_REM_ACCESS_ERR;
     struct ibv_sge sge = { at(c, c->area->out[0]), FORBIDDEN_BYTES, c->mr->lkey };
     struct key none;
 
     memset(c->area->out[0], 0x77, FORBIDDEN_BYTES);
     if (r->plan.forbidden == BAD_BIND)
-        bind_window(r, c, c, roll(r) % 2 ? IBV_MW_TYPE_1 : IBV_MW_TYPE_2, SCRATCH / 2, SCRATCH, IBV_ACCESS_REMOTE_WRITE, &none);
+        bind_window(r, c, c, roll(r) % 2 ? IBV_MW_TYPE_1 : IBV_MW_TYPE_2, SCRATCH / 2, SCRATCH,
+                    IBV_ACCESS_REMOTE_WRITE, &none);
     else
-        keys_post(r, c, (struct ibv_send_wr){ .opcode = IBV_WR_RDMA_WRITE, .sg_list = &sge, .num_sge = 1, .wr.rdma = { theirs->addr, theirs->rkey } });
+        keys_post(r, c,
+                  (struct ibv_send_wr){ .opcode = IBV_WR_RDMA_WRITE,
+                                        .sg_list = &sge,
+                                        .num_sge = 1,
+                                        .wr.rdma = { theirs->addr, theirs->rkey } });
     keys_wait(r, c, 0);
-    if (c->keys_status == IBV_WC_SUCCESS || (c->keys_status != right && !faults && !r->peer_dead && !hung_up(r)))
-        BROKEN(r, c, "what must be refused (%d, key %#x) ends with '%s'", r->plan.forbidden, theirs->rkey, ibv_wc_status_str(c->keys_status));
+    if (c->keys_status == IBV_WC_SUCCESS ||
+        (c->keys_status != right && !faults && !r->peer_dead && !hung_up(r)))
+        BROKEN(r, c, "what must be refused (%d, key %#x) ends with '%s'", r->plan.forbidden,
+               theirs->rkey, ibv_wc_status_str(c->keys_status));
     counts[C_no_deregistered + r->plan.forbidden - DEREGISTERED] += c->keys_status == right;
 }
 
@@ -466,7 +529,8 @@ static void forbidden(struct round *r)
         return;
     for (i = 0; i < SCRATCH; i++)
         if (c->area->scratch[i] != (i < TAKEN_BYTES ? then[i] : CANARY))
-            BROKEN(r, c, "byte %d was written by a WRITE that must be refused (%d)", i, r->plan.forbidden);
+            BROKEN(r, c, "byte %d was written by a WRITE that must be refused (%d)", i,
+                   r->plan.forbidden);
 }
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a round of the churn does. All of it follows from the round's seed, so both ends know it without telling each other. */
+/* What a round of the churn does. All of it follows from the round's seed, so both ends know it
+ * without telling each other. */
 #ifndef UNBROKEN_TESTS_CHURN_PLAN_H
 #define UNBROKEN_TESTS_CHURN_PLAN_H
 
@@ -7,7 +8,17 @@
 #include <infiniband/verbs.h>
 #include <stdatomic.h>
 
-enum { MAX_QPS = 4, DEPTH = 60, SLOTS = 64, BYTES = 32768, UD_BYTES = 1024, GRH_BYTES = 40, MAX_INLINE = 128, SCRATCH = 16384, CANARY = 0x5a };
+enum {
+    MAX_QPS = 4,
+    DEPTH = 60,
+    SLOTS = 64,
+    BYTES = 32768,
+    UD_BYTES = 1024,
+    GRH_BYTES = 40,
+    MAX_INLINE = 128,
+    SCRATCH = 16384,
+    CANARY = 0x5a
+};
 
 enum kind { SEND, SEND_IMM, WRITE, WRITE_IMM, READ, READ_BACK, FETCH_ADD, COMPARE_SWAP, BIND };
 
@@ -20,17 +31,32 @@ enum offer { WINDOW_1, WINDOW_2, REREGISTERED };
 /* How a window ends. One of type 1 knows neither of the first two. */
 enum ending { LOCAL_INV, SEND_INV, REBOUND, FREED };
 
-/* What must be refused: what is wrong with the key that the peer WRITEs with (it is TAKEN away meanwhile), or with a binding. */
-enum forbidden { NOTHING, DEREGISTERED, RIGHTS_TAKEN, MOVED, OTHER_PD, WINDOW_GONE, WINDOW_END, WINDOW_RIGHTS, WINDOW_QP, TAKEN, BAD_BIND };
+/* What must be refused: what is wrong with the key that the peer WRITEs with (it is TAKEN away
+ * meanwhile), or with a binding. */
+enum forbidden {
+    NOTHING,
+    DEREGISTERED,
+    RIGHTS_TAKEN,
+    MOVED,
+    OTHER_PD,
+    WINDOW_GONE,
+    WINDOW_END,
+    WINDOW_RIGHTS,
+    WINDOW_QP,
+    TAKEN,
+    BAD_BIND
+};
 
-/* All that must have been done, and checked, once the test is over. The first ones are in the order of `kind`. */
+/* All that must have been done, and checked, once the test is over. The first ones are in the
+ * order of `kind`. */
 #define COUNTS(X) \
-    X(send) X(send_imm) X(write) X(write_imm) X(read) X(read_back) X(fetch_add) X(compare_swap) X(bind_between) \
-    X(from_null_mr) X(into_null_mr) X(zero_based_mr) X(iova_mr) X(rereg_mr) X(create_qp_ex) X(wr_builders) X(wr_abort) \
-    X(create_cq_ex) X(polls_ex) X(resize_cq) X(resize_waiting) X(new_ah) X(ah_from_wc) X(bystanders) \
-    X(windowed_qp) X(window_1) X(window_2) X(window_zero_based) X(rereg_offered) X(local_inv) X(send_inv) X(rebound) X(freed_bound) \
-    X(no_deregistered) X(no_rights_taken) X(no_moved) X(no_other_pd) X(no_window_gone) X(no_window_end) X(no_window_rights) \
-    X(no_window_qp) X(taken_in_use) X(no_bad_bind)
+    X(send) X(send_imm) X(write) X(write_imm) X(read) X(read_back) X(fetch_add) X(compare_swap) \
+    X(bind_between) X(from_null_mr) X(into_null_mr) X(zero_based_mr) X(iova_mr) X(rereg_mr) \
+    X(create_qp_ex) X(wr_builders) X(wr_abort) X(create_cq_ex) X(polls_ex) X(resize_cq) \
+    X(resize_waiting) X(new_ah) X(ah_from_wc) X(bystanders) X(windowed_qp) X(window_1) X(window_2) \
+    X(window_zero_based) X(rereg_offered) X(local_inv) X(send_inv) X(rebound) X(freed_bound) \
+    X(no_deregistered) X(no_rights_taken) X(no_moved) X(no_other_pd) X(no_window_gone) \
+    X(no_window_end) X(no_window_rights) X(no_window_qp) X(taken_in_use) X(no_bad_bind)
 #define ENTRY(name) C_##name,
 enum count { COUNTS(ENTRY) COUNTERS };
 #undef ENTRY
@@ -107,12 +133,15 @@ static inline uint64_t qp_seed(const struct plan *p, int role, int qp, int life)
 
 static inline struct op op_of(const struct plan *p, uint64_t seed, uint32_t i)
 {
-    static const enum kind rc[] = { SEND, SEND_IMM, WRITE, WRITE, WRITE_IMM, READ, READ_BACK, SEND, FETCH_ADD, COMPARE_SWAP };
+    static const enum kind rc[] = { SEND, SEND_IMM,  WRITE, WRITE,     WRITE_IMM,
+                                    READ, READ_BACK, SEND,  FETCH_ADD, COMPARE_SWAP };
     static const enum kind uc[] = { SEND, SEND_IMM, WRITE, WRITE_IMM };
     uint64_t h = draw(seed, i), l = h >> 20;
     struct op o = { .key = h, .slot = i % SLOTS, .signalled = (h >> 60) % 4 == 0 };
 
-    o.kind = p->type == IBV_QPT_RC ? rc[h % (p->atomics ? 10 : 8)] : p->type == IBV_QPT_UC ? uc[h % 4] : uc[h % 2];
+    o.kind = p->type == IBV_QPT_RC   ? rc[h % (p->atomics ? 10 : 8)]
+             : p->type == IBV_QPT_UC ? uc[h % 4]
+                                     : uc[h % 2];
     if (p->binds && (h >> 44) % 8 == 0)
         o.kind = BIND;
     o.fence = p->type == IBV_QPT_RC && (h >> 52) % 8 == 0;
@@ -124,7 +153,8 @@ static inline struct op op_of(const struct plan *p, uint64_t seed, uint32_t i)
     }
     if (p->type == IBV_QPT_UD)
         o.len = 16 + l % (UD_BYTES - 15);
-    else if (p->type == IBV_QPT_UC) /* has its number, by which a message after a lost one is known */
+    else if (p->type == IBV_QPT_UC)
+        /* has its number, by which a message after a lost one is known */
         o.len = 16 + l % (l >> 20 & 1 ? 4096 : BYTES - 16);
     else
         o.len = l >> 20 & 1 ? l % 257 : l >> 21 & 1 ? l % 4097 : l % (BYTES + 1);
@@ -163,7 +193,14 @@ static inline int consumes_receive(enum kind kind)
     return kind == SEND || kind == SEND_IMM || kind == WRITE_IMM;
 }
 
-static const char *const KIND[] = { "SEND", "SEND with immediate", "WRITE", "WRITE with immediate", "READ", "READ of a WRITE",
-                                    "fetch-and-add", "compare-and-swap", "binding or LOCAL_INV" };
+static const char *const KIND[] = { "SEND",
+                                    "SEND with immediate",
+                                    "WRITE",
+                                    "WRITE with immediate",
+                                    "READ",
+                                    "READ of a WRITE",
+                                    "fetch-and-add",
+                                    "compare-and-swap",
+                                    "binding or LOCAL_INV" };
 
 #endif

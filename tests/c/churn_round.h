@@ -7,7 +7,8 @@
 #include <stddef.h>
 
 struct area { /* memory of one QP; the same in all rounds of a thread, registered anew in each */
-    uint8_t out[DEPTH][BYTES], in[DEPTH][GRH_BYTES + BYTES], slots[SLOTS][BYTES], source[BYTES], peer_source[BYTES];
+    uint8_t out[DEPTH][BYTES], in[DEPTH][GRH_BYTES + BYTES], slots[SLOTS][BYTES], source[BYTES],
+        peer_source[BYTES];
     uint8_t scratch[SCRATCH]; /* behind keys that change */
     uint64_t counters[2];
 };
@@ -40,7 +41,8 @@ struct conn { /* a QP with its work */
     struct ibv_qp_ex *extended; /* the same, if it was made with builders */
     struct ibv_ah *ah;
     struct ibv_mr *mr, *scratch;
-    struct ibv_mw *mw, *wide, *between; /* over part of `scratch`, over all of `mr`, and of operations in the traffic */
+    /* over part of `scratch`, over all of `mr`, and of operations in the traffic */
+    struct ibv_mw *mw, *wide, *between;
     struct area *area;
     uint64_t start; /* the address of `area` under the keys of `mr` */
     uint32_t sq, rq, qpn;
@@ -57,10 +59,12 @@ struct conn { /* a QP with its work */
     int refused;         /* its NIC is dead, and takes nothing any more */
     int gone;            /* ended abruptly: nothing more is posted */
 
-    uint32_t in_next, recvs_posted, recvs_done; /* next operation of the peer; receives, as long as there is no SRQ */
+    /* next operation of the peer; receives, as long as there is no SRQ */
+    uint32_t in_next, recvs_posted, recvs_done;
     uint64_t moved_us;
 
-    uint32_t keys_posted, keys_done; /* WRs that offer or use keys; the first that failed, and how */
+    /* WRs that offer or use keys; the first that failed, and how */
+    uint32_t keys_posted, keys_done;
     enum ibv_wc_status keys_status;
     uint32_t invalidated; /* the key that a SEND of the peer has taken away */
 };
@@ -92,7 +96,8 @@ static inline uint64_t roll(struct round *r)
 
 #define BROKEN(r, c, ...) broken(r, c, __LINE__, __VA_ARGS__)
 /* Ends the program with what is wrong, and where. */
-__attribute__((noreturn, format(printf, 4, 5))) static void broken(struct round *r, struct conn *c, int line, const char *format, ...)
+__attribute__((noreturn, format(printf, 4, 5))) static void
+broken(struct round *r, struct conn *c, int line, const char *format, ...)
 {
     char text[400];
     va_list args;
@@ -100,10 +105,14 @@ __attribute__((noreturn, format(printf, 4, 5))) static void broken(struct round 
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    fail("thread %d, round %llu (seed %#llx, %s, device %d%s%s), QP %d (%#x, life %d, sent %u of %u): %s [line %d]", r->thread,
-         (unsigned long long)r->number, (unsigned long long)r->plan.seed,
-         r->plan.type == IBV_QPT_RC ? "RC" : r->plan.type == IBV_QPT_UC ? "UC" : "UD", r->plan.device, r->srq ? ", SRQ" : "",
-         r->channel ? ", events" : "", c ? c->id : -1, c ? c->qpn : 0, c ? c->life : 0, c ? c->posted : 0, c ? c->ops : 0, text, line);
+    fail("thread %d, round %llu (seed %#llx, %s, device %d%s%s), QP %d (%#x, life %d, sent %u of "
+         "%u): %s [line %d]",
+         r->thread, (unsigned long long)r->number, (unsigned long long)r->plan.seed,
+         r->plan.type == IBV_QPT_RC   ? "RC"
+         : r->plan.type == IBV_QPT_UC ? "UC"
+                                      : "UD",
+         r->plan.device, r->srq ? ", SRQ" : "", r->channel ? ", events" : "", c ? c->id : -1,
+         c ? c->qpn : 0, c ? c->life : 0, c ? c->posted : 0, c ? c->ops : 0, text, line);
 }
 
 /* Notes that something could not be made, as happens on a dead NIC. Gives -1. */
@@ -119,8 +128,13 @@ __attribute__((format(printf, 2, 3))) static int cannot(struct round *r, const c
 
 static struct ibv_cq *make_cq(struct round *r)
 {
-    struct ibv_cq_init_attr_ex a = { .cqe = r->entries, .cq_context = r, .channel = r->channel, .wc_flags = IBV_WC_STANDARD_FLAGS,
-                                     .comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS, .flags = roll(r) % 2 ? IBV_CREATE_CQ_ATTR_SINGLE_THREADED : 0 };
+    struct ibv_cq_init_attr_ex a = { .cqe = r->entries,
+                                     .cq_context = r,
+                                     .channel = r->channel,
+                                     .wc_flags = IBV_WC_STANDARD_FLAGS,
+                                     .comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS,
+                                     .flags =
+                                         roll(r) % 2 ? IBV_CREATE_CQ_ATTR_SINGLE_THREADED : 0 };
     struct ibv_cq_ex *made;
 
     if (!r->extended_cqs)
@@ -158,16 +172,30 @@ static int make_shared(struct round *r, struct ibv_context *shared)
 
 static int make_qp(struct round *r, struct conn *c)
 {
-    static const uint64_t ud = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM, uc = ud | IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM,
-                          rc = uc | IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD |
-                               IBV_QP_EX_WITH_SEND_WITH_INV | IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW;
+    static const uint64_t ud = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM,
+                          uc = ud | IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM,
+                          rc = uc | IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP |
+                               IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD | IBV_QP_EX_WITH_SEND_WITH_INV |
+                               IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW;
     enum ibv_qp_type type = r->plan.type;
-    struct ibv_qp_init_attr init = { .qp_context = c, .send_cq = r->send_cq, .recv_cq = r->recv_cq, .srq = r->srq,
-                                     .qp_type = type, .cap = { c->sq, c->rq, 2, 1, MAX_INLINE } };
-    struct ibv_qp_init_attr_ex ex = { .qp_context = c, .send_cq = r->send_cq, .recv_cq = r->recv_cq, .srq = r->srq,
-                                      .qp_type = type, .cap = init.cap, .pd = r->pd,
-                                      .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
-                                      .send_ops_flags = type == IBV_QPT_RC ? rc : type == IBV_QPT_UC ? uc : ud };
+    struct ibv_qp_init_attr init = { .qp_context = c,
+                                     .send_cq = r->send_cq,
+                                     .recv_cq = r->recv_cq,
+                                     .srq = r->srq,
+                                     .qp_type = type,
+                                     .cap = { c->sq, c->rq, 2, 1, MAX_INLINE } };
+    struct ibv_qp_init_attr_ex ex = { .qp_context = c,
+                                      .send_cq = r->send_cq,
+                                      .recv_cq = r->recv_cq,
+                                      .srq = r->srq,
+                                      .qp_type = type,
+                                      .cap = init.cap,
+                                      .pd = r->pd,
+                                      .comp_mask =
+                                          IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+                                      .send_ops_flags = type == IBV_QPT_RC   ? rc
+                                                        : type == IBV_QPT_UC ? uc
+                                                                             : ud };
 
     c->extended = NULL;
     if (roll(r) % 2) {
@@ -184,10 +212,13 @@ static int make_qp(struct round *r, struct conn *c)
     return 0;
 }
 
-enum { ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
-              IBV_ACCESS_MW_BIND };
+enum {
+    ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+             IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND
+};
 
-/* The region of a QP's memory: by addresses, from 0 or from elsewhere on, or one that was something else before. */
+/* The region of a QP's memory: by addresses, from 0 or from elsewhere on, or one that was
+ * something else before. */
 static struct ibv_mr *make_region(struct round *r, struct conn *c)
 {
     struct area *a = c->area;
@@ -205,14 +236,20 @@ static struct ibv_mr *make_region(struct round *r, struct conn *c)
         c->start = (roll(r) % (1 << 20) << 12) + c->start % 4096;
         return ibv_reg_mr_iova(r->pd, a, sizeof *a, c->start, ACCESS);
     }
-    mr = ibv_reg_mr(r->other_pd, a->scratch, 1 + roll(r) % SCRATCH, roll(r) % 2 ? IBV_ACCESS_LOCAL_WRITE : 0);
+    mr = ibv_reg_mr(r->other_pd, a->scratch, 1 + roll(r) % SCRATCH,
+                    roll(r) % 2 ? IBV_ACCESS_LOCAL_WRITE : 0);
     if (!mr)
         return NULL;
     was = *mr;
-    if (ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS, r->pd, a, sizeof *a, ACCESS))
+    if (ibv_rereg_mr(mr,
+                     IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_PD |
+                         IBV_REREG_MR_CHANGE_ACCESS,
+                     r->pd, a, sizeof *a, ACCESS))
         BROKEN(r, c, "ibv_rereg_mr: %s", strerror(errno));
-    if (mr->lkey != was.lkey || mr->rkey != was.rkey || mr->pd != r->pd || mr->addr != a || mr->length != sizeof *a)
-        BROKEN(r, c, "ibv_rereg_mr leaves keys %#x and %#x, PD %p, %zu bytes at %p", mr->lkey, mr->rkey, (void *)mr->pd, mr->length, mr->addr);
+    if (mr->lkey != was.lkey || mr->rkey != was.rkey || mr->pd != r->pd || mr->addr != a ||
+        mr->length != sizeof *a)
+        BROKEN(r, c, "ibv_rereg_mr leaves keys %#x and %#x, PD %p, %zu bytes at %p", mr->lkey,
+               mr->rkey, (void *)mr->pd, mr->length, mr->addr);
     counts[C_rereg_mr]++;
     return mr;
 }
@@ -223,7 +260,8 @@ static uint64_t at(const struct conn *c, const void *place)
     return c->start + ((const uint8_t *)place - (const uint8_t *)c->area);
 }
 
-/* What the peer is told of a QP's memory: its key, and where things are if the memory begins at `start`. */
+/* What the peer is told of a QP's memory: its key, and where things are if the memory begins at
+ * `start`. */
 static void tell_of_memory(struct conn *c, uint32_t rkey, uint64_t start)
 {
     c->us.rkey = rkey;
@@ -232,7 +270,8 @@ static void tell_of_memory(struct conn *c, uint32_t rkey, uint64_t start)
     c->us.counters = start + offsetof(struct area, counters);
 }
 
-/* A window for the operations of a new connection: where an earlier one has left its own nobody knows. */
+/* A window for the operations of a new connection: where an earlier one has left its own nobody
+ * knows. */
 static int renew_between(struct round *r, struct conn *c)
 {
     if (c->between && ibv_dealloc_mw(c->between))
@@ -266,7 +305,8 @@ static void begin_life(struct round *r, struct conn *c, int life)
     c->life = life;
     c->out_seed = qp_seed(&r->plan, r->role, c->id, life);
     c->in_seed = qp_seed(&r->plan, !r->role, c->id, life);
-    c->head = c->tail = c->unsignalled = c->posted = c->in_next = c->recvs_posted = c->recvs_done = 0;
+    c->head = c->tail = c->unsignalled = c->posted = c->in_next = c->recvs_posted = c->recvs_done =
+        0;
     c->ops = r->plan.ops;
     c->last_write = UINT32_MAX;
     c->added = c->swapped = c->failed = c->refused = c->gone = 0;
@@ -278,7 +318,8 @@ static void begin_life(struct round *r, struct conn *c, int life)
     c->moved_us = now_us();
 }
 
-static int to_state(struct round *r, struct conn *c, struct ibv_qp_attr *a, int mask, const char *state)
+static int to_state(struct round *r, struct conn *c, struct ibv_qp_attr *a, int mask,
+                    const char *state)
 {
     int e = ibv_modify_qp(c->qp, a, mask | IBV_QP_STATE);
 
@@ -299,23 +340,40 @@ static int to_init(struct round *r, struct conn *c)
     a.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
     if (r->plan.type == IBV_QPT_RC)
         a.qp_access_flags |= IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
-    return to_state(r, c, &a, mask | (r->plan.type == IBV_QPT_UD ? IBV_QP_QKEY : IBV_QP_ACCESS_FLAGS), "INIT");
+    return to_state(
+        r, c, &a, mask | (r->plan.type == IBV_QPT_UD ? IBV_QP_QKEY : IBV_QP_ACCESS_FLAGS), "INIT");
 }
 
 static int connect_qp(struct round *r, struct conn *c)
 {
-    struct ibv_ah_attr ah = { .is_global = 1, .port_num = 1, .grh = { .dgid = r->peer_gid, .hop_limit = 64 } };
-    struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTR, .path_mtu = 1 + roll(r) % 5, .dest_qp_num = c->peer.qpn, .rq_psn = c->peer.psn,
-                             .max_dest_rd_atomic = 4, .min_rnr_timer = 1, .ah_attr = ah };
+    struct ibv_ah_attr ah = { .is_global = 1,
+                              .port_num = 1,
+                              .grh = { .dgid = r->peer_gid, .hop_limit = 64 } };
+    struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTR,
+                             .path_mtu = 1 + roll(r) % 5,
+                             .dest_qp_num = c->peer.qpn,
+                             .rq_psn = c->peer.psn,
+                             .max_dest_rd_atomic = 4,
+                             .min_rnr_timer = 1,
+                             .ah_attr = ah };
     int rc = r->plan.type == IBV_QPT_RC, ud = r->plan.type == IBV_QPT_UD;
     int rtr = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
     int rts = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
 
     a.path_mtu = 1 + draw(r->plan.seed, 50 + c->id) % 5; /* the same at both ends */
-    if (to_state(r, c, &a, rc ? rtr | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER : ud ? 0 : rtr, "RTR"))
+    if (to_state(r, c, &a,
+                 rc   ? rtr | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER
+                 : ud ? 0
+                      : rtr,
+                 "RTR"))
         return -1;
-    a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .retry_cnt = 7, .rnr_retry = 7, .sq_psn = c->us.psn, .max_rd_atomic = 4 };
-    a.timeout = r->patient && !(r->plan.abrupt && c->id == 0) ? 15 : 12; /* where nothing may fail, a busy machine must not either */
+    a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS,
+                              .retry_cnt = 7,
+                              .rnr_retry = 7,
+                              .sq_psn = c->us.psn,
+                              .max_rd_atomic = 4 };
+    /* where nothing may fail, a busy machine must not either */
+    a.timeout = r->patient && !(r->plan.abrupt && c->id == 0) ? 15 : 12;
     if (to_state(r, c, &a, IBV_QP_SQ_PSN | (rc ? rts : 0), "RTS"))
         return -1;
     if (ud && !c->ah && !(c->ah = ibv_create_ah(r->pd, &ah)))
@@ -326,37 +384,65 @@ static int connect_qp(struct round *r, struct conn *c)
 /* Objects that have nothing to do with the traffic, made and destroyed beside it. */
 static void bystanders(struct round *r)
 {
-    struct ibv_qp_attr init = { .qp_state = IBV_QPS_INIT, .port_num = 1 }, err = { .qp_state = IBV_QPS_ERR };
+    struct ibv_qp_attr init = { .qp_state = IBV_QPS_INIT, .port_num = 1 },
+                       err = { .qp_state = IBV_QPS_ERR };
     struct ibv_pd *pd = ibv_alloc_pd(r->context);
     struct ibv_comp_channel *channel = ibv_create_comp_channel(r->context);
-    struct ibv_cq *cq = channel ? ibv_create_cq(r->context, 1 + roll(r) % 500, NULL, channel, 0) : NULL;
-    struct ibv_mr *mr = pd ? ibv_reg_mr(pd, r->conns[0].area->scratch, SCRATCH, IBV_ACCESS_LOCAL_WRITE) : NULL;
+    struct ibv_cq *cq =
+        channel ? ibv_create_cq(r->context, 1 + roll(r) % 500, NULL, channel, 0) : NULL;
+    struct ibv_mr *mr =
+        pd ? ibv_reg_mr(pd, r->conns[0].area->scratch, SCRATCH, IBV_ACCESS_LOCAL_WRITE) : NULL;
     struct ibv_mw *mw = pd ? ibv_alloc_mw(pd, roll(r) % 2 ? IBV_MW_TYPE_1 : IBV_MW_TYPE_2) : NULL;
     struct ibv_srq_init_attr srq_init = { .attr = { .max_wr = 10, .max_sge = 1 } };
     struct ibv_srq *srq = pd ? ibv_create_srq(pd, &srq_init) : NULL;
-    struct ibv_qp_init_attr qp_init = { .send_cq = cq, .recv_cq = cq, .srq = srq, .qp_type = IBV_QPT_RC, .cap = { 10, 0, 1, 1, 0 } };
+    struct ibv_qp_init_attr qp_init = {
+        .send_cq = cq, .recv_cq = cq, .srq = srq, .qp_type = IBV_QPT_RC, .cap = { 10, 0, 1, 1, 0 }
+    };
     struct ibv_qp *qp = cq && srq ? ibv_create_qp(pd, &qp_init) : NULL;
     int e = 0;
 
-    if (!pd || !channel || !cq || !mr || !mw || !srq || (!qp && r->patient)) /* a dead NIC makes no QP, */
+    /* a dead NIC makes no QP, */
+    if (!pd || !channel || !cq || !mr || !mw || !srq || (!qp && r->patient))
         BROKEN(r, NULL, "objects beside the traffic cannot be made: %s", strerror(errno));
     if (qp) { /* and may die while it has one */
-        e = ibv_modify_qp(qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+        e = ibv_modify_qp(qp, &init,
+                          IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
         e = e ? e : ibv_modify_qp(qp, &err, IBV_QP_STATE);
         if (e && r->patient)
             BROKEN(r, NULL, "a QP beside the traffic to INIT and ERR: %s", strerror(e));
         if (ibv_destroy_cq(cq) != EBUSY || ibv_destroy_srq(srq) != EBUSY || ibv_destroy_qp(qp))
-            BROKEN(r, NULL, "a QP beside the traffic keeps its CQ or SRQ not, or cannot be destroyed");
+            BROKEN(r, NULL,
+                   "a QP beside the traffic keeps its CQ or SRQ not, or cannot be destroyed");
     }
-    if (ibv_destroy_comp_channel(channel) != EBUSY || ibv_destroy_cq(cq) || ibv_destroy_comp_channel(channel))
+    if (ibv_destroy_comp_channel(channel) != EBUSY || ibv_destroy_cq(cq) ||
+        ibv_destroy_comp_channel(channel))
         BROKEN(r, NULL, "a channel beside the traffic is destroyed before its CQ, or not at all");
-    if (ibv_destroy_srq(srq) || ibv_dereg_mr(mr) || ibv_dealloc_pd(pd) != EBUSY || ibv_dealloc_mw(mw) || ibv_dealloc_pd(pd))
+    if (ibv_destroy_srq(srq) || ibv_dereg_mr(mr) || ibv_dealloc_pd(pd) != EBUSY ||
+        ibv_dealloc_mw(mw) || ibv_dealloc_pd(pd))
         BROKEN(r, NULL, "a PD beside the traffic is freed before its window, or not at all");
     counts[C_bystanders]++;
 }
 
-/* Objects of a round in the order in which the take-down tries them; those of a QP come first, for each. */
-enum { QP, WIDE, BETWEEN, MR, AH, MW, KEYS_MR, OF_QP, RECV_CQ = MAX_QPS * OF_QP, SEND_CQ, SRQ, CHANNEL, NULL_MR, PD_2, PD_1, OBJECTS };
+/* Objects of a round in the order in which the take-down tries them; those of a QP come first,
+ * for each. */
+enum {
+    QP,
+    WIDE,
+    BETWEEN,
+    MR,
+    AH,
+    MW,
+    KEYS_MR,
+    OF_QP,
+    RECV_CQ = MAX_QPS * OF_QP,
+    SEND_CQ,
+    SRQ,
+    CHANNEL,
+    NULL_MR,
+    PD_2,
+    PD_1,
+    OBJECTS
+};
 
 /* Whether regions or windows of the domain are left. */
 static int pd_in_use(const struct round *r, const struct ibv_pd *pd)
@@ -366,7 +452,9 @@ static int pd_in_use(const struct round *r, const struct ibv_pd *pd)
     for (i = 0; i < MAX_QPS; i++) {
         const struct conn *c = r->conns + i;
 
-        used |= (c->mr && c->mr->pd == pd) || (c->scratch && c->scratch->pd == pd) || (c->mw && c->mw->pd == pd) || (c->wide && c->wide->pd == pd) || (c->between && c->between->pd == pd);
+        used |= (c->mr && c->mr->pd == pd) || (c->scratch && c->scratch->pd == pd) ||
+                (c->mw && c->mw->pd == pd) || (c->wide && c->wide->pd == pd) ||
+                (c->between && c->between->pd == pd);
     }
     return used; /* address handles hold no PD, as with most hardware */
 }
@@ -377,7 +465,8 @@ static void ack_events(struct ibv_cq *cq, uint32_t *events)
     *events = 0;
 }
 
-/* Tries to destroy one object in one of three turns, but no region while a window may be bound to it. Gives whether it, or what depends on it, is left. */
+/* Tries to destroy one object in one of three turns, but no region while a window may be bound
+ * to it. Gives whether it, or what depends on it, is left. */
 static int take_one(struct round *r, int i, int qps_left)
 {
     struct conn *c = i < RECV_CQ ? r->conns + i / OF_QP : NULL;
@@ -442,8 +531,9 @@ static void take_down(struct round *r)
             left |= take_one(r, i, qps_left);
         }
         if (now_us() > until)
-            BROKEN(r, NULL, "cannot take everything down: PDs %p %p, CQs %p %p, SRQ %p, channel %p", (void *)r->pd, (void *)r->other_pd,
-                   (void *)r->send_cq, (void *)r->recv_cq, (void *)r->srq, (void *)r->channel);
+            BROKEN(r, NULL, "cannot take everything down: PDs %p %p, CQs %p %p, SRQ %p, channel %p",
+                   (void *)r->pd, (void *)r->other_pd, (void *)r->send_cq, (void *)r->recv_cq,
+                   (void *)r->srq, (void *)r->channel);
     }
     if (r->own && (e = ibv_close_device(r->own)))
         BROKEN(r, NULL, "ibv_close_device: %s", strerror(e));

@@ -10,10 +10,12 @@ enum { BATCH = 8 };
 #define SHARED (1ULL << 61)
 #define KEYS (1ULL << 60)
 
-static int faults, impaired; /* paths may fail; packets may be lost, which they may with faults, too */
+/* paths may fail; packets may be lost, which they may with faults, too */
+static int faults, impaired;
 static uint64_t bound_us = 20 * 1000000;
 static atomic_ullong operations, bytes, lost, rc_failed, atomics_failed, keys_failed;
-static atomic_ullong errors[IBV_WC_GENERAL_ERR + 1]; /* of QPs with atomics and windows, which have the original one */
+/* of QPs with atomics and windows, which have the original one */
+static atomic_ullong errors[IBV_WC_GENERAL_ERR + 1];
 
 /* ---- the TCP connection beside the verbs; a peer that has gone is no error here ---- */
 
@@ -77,8 +79,12 @@ static void post_receive(struct round *r, struct conn *c, uint32_t buffer)
     uint32_t b = r->srq ? buffer : c->id * DEPTH + n % c->rq;
     struct conn *owner = r->conns + b / DEPTH;
     struct ibv_sge sge = { at(owner, receive_buffer(r, b)), GRH_BYTES + BYTES, owner->mr->lkey };
-    struct ibv_recv_wr wr = { .wr_id = RECEIVE | (r->srq ? SHARED | n : (uint64_t)c->id << 48 | (uint64_t)c->life << 40 | n),
-                              .sg_list = &sge, .num_sge = 1 }, *bad;
+    struct ibv_recv_wr wr = { .wr_id = RECEIVE | (r->srq ? SHARED | n
+                                                         : (uint64_t)c->id << 48 |
+                                                               (uint64_t)c->life << 40 | n),
+                              .sg_list = &sge,
+                              .num_sge = 1 },
+                       *bad;
     int e;
 
     if (!r->srq && (!c->qp || c->gone))
@@ -102,7 +108,8 @@ static uint32_t next_consumer(struct round *r, struct conn *c, uint32_t i)
 }
 
 /* An address handle made from what has come leads back to the sender. */
-static void answer_handle(struct round *r, struct conn *c, const struct ibv_wc *wc, const uint8_t *data)
+static void answer_handle(struct round *r, struct conn *c, const struct ibv_wc *wc,
+                          const uint8_t *data)
 {
     struct ibv_wc copy = *wc;
     struct ibv_grh grh;
@@ -122,10 +129,12 @@ static void answer_handle(struct round *r, struct conn *c, const struct ibv_wc *
     counts[C_ah_from_wc]++;
 }
 
-static void check_message(struct round *r, struct conn *c, const struct ibv_wc *wc, const uint8_t *data)
+static void check_message(struct round *r, struct conn *c, const struct ibv_wc *wc,
+                          const uint8_t *data)
 {
     int ud = r->plan.type == IBV_QPT_UD, rc = r->plan.type == IBV_QPT_RC;
-    uint32_t expected = next_consumer(r, c, c->in_next), i = expected, len = wc->byte_len - (ud ? GRH_BYTES : 0);
+    uint32_t expected = next_consumer(r, c, c->in_next), i = expected,
+             len = wc->byte_len - (ud ? GRH_BYTES : 0);
     uint64_t number = 0;
     const char *wrong;
     struct op o;
@@ -137,15 +146,20 @@ static void check_message(struct round *r, struct conn *c, const struct ibv_wc *
     if (!rc && impaired && i < expected) /* overtaken, which such transports do not see */
         expected = i;
     if (i < expected || i >= r->plan.ops)
-        BROKEN(r, c, "a message arrives that is none of those to come: %u, expected %u, length %u", i, expected, len);
+        BROKEN(r, c, "a message arrives that is none of those to come: %u, expected %u, length %u",
+               i, expected, len);
     o = op_of(&r->plan, c->in_seed, i);
-    if ((wc->opcode == IBV_WC_RECV_RDMA_WITH_IMM) != (o.kind == WRITE_IMM) || !(wc->wc_flags & IBV_WC_WITH_IMM) != (o.kind == SEND))
-        BROKEN(r, c, "message %u is a %s and completes as opcode %d with flags %#x", i, KIND[o.kind], wc->opcode, wc->wc_flags);
+    if ((wc->opcode == IBV_WC_RECV_RDMA_WITH_IMM) != (o.kind == WRITE_IMM) ||
+        !(wc->wc_flags & IBV_WC_WITH_IMM) != (o.kind == SEND))
+        BROKEN(r, c, "message %u is a %s and completes as opcode %d with flags %#x", i,
+               KIND[o.kind], wc->opcode, wc->wc_flags);
     if (o.kind != SEND && ntohl(wc->imm_data) != i)
         BROKEN(r, c, "message %u (%s) carries immediate %u", i, KIND[o.kind], ntohl(wc->imm_data));
     if (len != o.len)
         BROKEN(r, c, "message %u (%s) has %u bytes, %u are right", i, KIND[o.kind], len, o.len);
-    wrong = o.kind != WRITE_IMM ? data_wrong(&o, data + (ud ? GRH_BYTES : 0), i) : rc ? NULL : data_wrong(&o, c->area->slots[o.slot], i);
+    wrong = o.kind != WRITE_IMM ? data_wrong(&o, data + (ud ? GRH_BYTES : 0), i)
+            : rc                ? NULL
+                                : data_wrong(&o, c->area->slots[o.slot], i);
     if (wrong)
         BROKEN(r, c, "message %u (%s, %u bytes): %s", i, KIND[o.kind], len, wrong);
     if (ud && roll(r) % 8 == 0)
@@ -166,12 +180,15 @@ static void on_receive(struct round *r, const struct ibv_wc *wc)
             if (r->conns[i].qp && r->conns[i].qpn == wc->qp_num)
                 c = r->conns + i;
         if (!c || n >= (uint32_t)r->plan.qps * DEPTH || !r->shared[n])
-            BROKEN(r, c, "receive %u of the SRQ completes for QP %#x: not posted, or for none of our QPs", n, wc->qp_num);
+            BROKEN(r, c,
+                   "receive %u of the SRQ completes for QP %#x: not posted, or for none of our QPs",
+                   n, wc->qp_num);
         r->shared[n] = 0;
     } else {
-        if (!c->qp || wc->qp_num != c->qpn || (int)(wc->wr_id >> 40 & 255) != c->life || n != c->recvs_done || n >= c->recvs_posted)
-            BROKEN(r, c, "receive %u (life %d) completes for QP %#x, expected is %u of %u", n, (int)(wc->wr_id >> 40 & 255), wc->qp_num,
-                   c->recvs_done, c->recvs_posted);
+        if (!c->qp || wc->qp_num != c->qpn || (int)(wc->wr_id >> 40 & 255) != c->life ||
+            n != c->recvs_done || n >= c->recvs_posted)
+            BROKEN(r, c, "receive %u (life %d) completes for QP %#x, expected is %u of %u", n,
+                   (int)(wc->wr_id >> 40 & 255), wc->qp_num, c->recvs_done, c->recvs_posted);
         c->recvs_done++;
         b = c->id * DEPTH + n % c->rq;
     }
@@ -202,7 +219,8 @@ static void check_result(struct round *r, struct conn *c, const struct posted *p
     uint32_t skipped = o.null ? null_part(&o) : 0;
     uint64_t value;
 
-    if (o.kind == READ && memcmp(have + skipped, c->area->peer_source + o.offset + skipped, o.len - skipped))
+    if (o.kind == READ &&
+        memcmp(have + skipped, c->area->peer_source + o.offset + skipped, o.len - skipped))
         wrong = "other bytes than the peer has";
     if (o.kind == READ_BACK && p->expect != UINT64_MAX) {
         w = op_of(&r->plan, c->out_seed, p->expect);
@@ -211,8 +229,8 @@ static void check_result(struct round *r, struct conn *c, const struct posted *p
     if (o.kind == FETCH_ADD || o.kind == COMPARE_SWAP) {
         memcpy(&value, have, 8);
         if (value != p->expect)
-            BROKEN(r, c, "operation %u (%s) returns %llu, right is %llu", p->op, KIND[o.kind], (unsigned long long)value,
-                   (unsigned long long)p->expect);
+            BROKEN(r, c, "operation %u (%s) returns %llu, right is %llu", p->op, KIND[o.kind],
+                   (unsigned long long)value, (unsigned long long)p->expect);
     }
     if (wrong)
         BROKEN(r, c, "operation %u (%s, %u bytes): %s", p->op, KIND[o.kind], o.len, wrong);
@@ -223,16 +241,21 @@ static void check_result(struct round *r, struct conn *c, const struct posted *p
 }
 
 /* What a WC of success says beside that. */
-static void check_completion(struct round *r, struct conn *c, const struct posted *p, const struct ibv_wc *wc)
+static void check_completion(struct round *r, struct conn *c, const struct posted *p,
+                             const struct ibv_wc *wc)
 {
-    static const enum ibv_wc_opcode opcode[] = { IBV_WC_SEND, IBV_WC_SEND, IBV_WC_RDMA_WRITE, IBV_WC_RDMA_WRITE, IBV_WC_RDMA_READ, IBV_WC_RDMA_READ,
-                                                 IBV_WC_FETCH_ADD, IBV_WC_COMP_SWAP };
+    static const enum ibv_wc_opcode opcode[] = { IBV_WC_SEND,       IBV_WC_SEND,
+                                                 IBV_WC_RDMA_WRITE, IBV_WC_RDMA_WRITE,
+                                                 IBV_WC_RDMA_READ,  IBV_WC_RDMA_READ,
+                                                 IBV_WC_FETCH_ADD,  IBV_WC_COMP_SWAP };
     struct op o = op_of(&r->plan, c->out_seed, p->op);
 
     if (wc->opcode != (o.kind == BIND ? p->local : opcode[o.kind]))
         BROKEN(r, c, "operation %u (%s) completes as opcode %d", p->op, KIND[o.kind], wc->opcode);
-    if (((o.kind == READ || o.kind == FETCH_ADD || o.kind == COMPARE_SWAP) && wc->byte_len != o.len))
-        BROKEN(r, c, "operation %u (%s, %u bytes) completes with %u bytes", p->op, KIND[o.kind], o.len, wc->byte_len);
+    if (((o.kind == READ || o.kind == FETCH_ADD || o.kind == COMPARE_SWAP) &&
+         wc->byte_len != o.len))
+        BROKEN(r, c, "operation %u (%s, %u bytes) completes with %u bytes", p->op, KIND[o.kind],
+               o.len, wc->byte_len);
 }
 
 static void on_send(struct round *r, const struct ibv_wc *wc)
@@ -240,8 +263,10 @@ static void on_send(struct round *r, const struct ibv_wc *wc)
     struct conn *c = r->conns + (wc->wr_id >> 48 & 15);
     uint32_t op = (uint32_t)wc->wr_id;
 
-    if (!c->qp || wc->qp_num != c->qpn || (int)(wc->wr_id >> 40 & 255) != c->life || c->head == c->tail)
-        BROKEN(r, c, "operation %u of QP %#x completes ('%s'), which is not outstanding", op, wc->qp_num, ibv_wc_status_str(wc->status));
+    if (!c->qp || wc->qp_num != c->qpn || (int)(wc->wr_id >> 40 & 255) != c->life ||
+        c->head == c->tail)
+        BROKEN(r, c, "operation %u of QP %#x completes ('%s'), which is not outstanding", op,
+               wc->qp_num, ibv_wc_status_str(wc->status));
     for (;;) {
         struct posted *p = &c->fifo[c->head % DEPTH];
 
@@ -249,7 +274,8 @@ static void on_send(struct round *r, const struct ibv_wc *wc)
             BROKEN(r, c, "operation %u completes, which is not outstanding", op);
         c->head++;
         if (p->op != op && (p->signalled || c->failed))
-            BROKEN(r, c, "operation %u completes ('%s') before %u, which is signalled or flushed", op, ibv_wc_status_str(wc->status), p->op);
+            BROKEN(r, c, "operation %u completes ('%s') before %u, which is signalled or flushed",
+                   op, ibv_wc_status_str(wc->status), p->op);
         if (p->op == op && wc->status == IBV_WC_SUCCESS)
             check_completion(r, c, p, wc);
         if (p->op != op || wc->status == IBV_WC_SUCCESS)
@@ -265,7 +291,8 @@ static void on_send(struct round *r, const struct ibv_wc *wc)
     }
     if (c->failed || c->gone) {
         if (wc->status != IBV_WC_WR_FLUSH_ERR)
-            BROKEN(r, c, "operation %u of a QP that has failed ends with '%s'", op, ibv_wc_status_str(wc->status));
+            BROKEN(r, c, "operation %u of a QP that has failed ends with '%s'", op,
+                   ibv_wc_status_str(wc->status));
         return;
     }
     c->failed = wc->status;
@@ -275,13 +302,16 @@ static void on_send(struct round *r, const struct ibv_wc *wc)
     if (!faults)
         BROKEN(r, c, "operation %u fails: '%s'", op, ibv_wc_status_str(wc->status));
     if (r->plan.type == IBV_QPT_RC) {
-        *(r->plan.windowed || r->plan.binds ? &keys_failed : r->plan.atomics ? &atomics_failed : &rc_failed) += 1;
+        *(r->plan.windowed || r->plan.binds ? &keys_failed
+          : r->plan.atomics                 ? &atomics_failed
+                                            : &rc_failed) += 1;
         if (r->plan.atomics || r->plan.windowed || r->plan.binds)
             errors[wc->status]++;
         else
-            printf("rc-failed {\"time_us\": %llu, \"thread\": %d, \"round\": %llu, \"qpn\": %u, \"peer\": %u, \"device\": %d, \"op\": %u, \"status\": \"%s\"}\n",
-                   (unsigned long long)now_us(), r->thread, (unsigned long long)r->number, c->qpn, c->peer.qpn, r->plan.device, op,
-                   ibv_wc_status_str(wc->status));
+            printf("rc-failed {\"time_us\": %llu, \"thread\": %d, \"round\": %llu, \"qpn\": %u, "
+                   "\"peer\": %u, \"device\": %d, \"op\": %u, \"status\": \"%s\"}\n",
+                   (unsigned long long)now_us(), r->thread, (unsigned long long)r->number, c->qpn,
+                   c->peer.qpn, r->plan.device, op, ibv_wc_status_str(wc->status));
     }
 }
 
@@ -296,7 +326,9 @@ static void build_local(struct round *r, struct conn *c, struct ibv_send_wr *wr,
     } else {
         wr->bind_mw.mw = c->between;
         wr->bind_mw.rkey = c->between_key = ibv_inc_rkey(c->between_key);
-        wr->bind_mw.bind_info = (struct ibv_mw_bind_info){ c->mr, at(c, c->area->source), 1 + roll(r) % BYTES, IBV_ACCESS_REMOTE_READ };
+        wr->bind_mw.bind_info =
+            (struct ibv_mw_bind_info){ c->mr, at(c, c->area->source), 1 + roll(r) % BYTES,
+                                       IBV_ACCESS_REMOTE_READ };
     }
     c->bound = !c->bound;
 }
@@ -304,8 +336,14 @@ static void build_local(struct round *r, struct conn *c, struct ibv_send_wr *wr,
 /* Fills the WR of the next operation. */
 static void build(struct round *r, struct conn *c, struct ibv_send_wr *wr, struct ibv_sge *sge)
 {
-    static const enum ibv_wr_opcode opcode[] = { IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM,
-                                                 IBV_WR_RDMA_READ, IBV_WR_RDMA_READ, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_ATOMIC_CMP_AND_SWP };
+    static const enum ibv_wr_opcode opcode[] = { IBV_WR_SEND,
+                                                 IBV_WR_SEND_WITH_IMM,
+                                                 IBV_WR_RDMA_WRITE,
+                                                 IBV_WR_RDMA_WRITE_WITH_IMM,
+                                                 IBV_WR_RDMA_READ,
+                                                 IBV_WR_RDMA_READ,
+                                                 IBV_WR_ATOMIC_FETCH_AND_ADD,
+                                                 IBV_WR_ATOMIC_CMP_AND_SWP };
     uint32_t i = c->posted;
     struct op o = op_of(&r->plan, c->out_seed, i), w;
     struct posted *p = &c->fifo[c->tail % DEPTH];
@@ -314,9 +352,13 @@ static void build(struct round *r, struct conn *c, struct ibv_send_wr *wr, struc
     *p = (struct posted){ .op = i, .expect = UINT64_MAX };
     p->signalled = o.signalled || i + 1 == c->ops || c->unsignalled + 1 >= (c->sq + 1) / 2;
     c->unsignalled = p->signalled ? 0 : c->unsignalled + 1;
-    *wr = (struct ibv_send_wr){ .wr_id = (uint64_t)c->id << 48 | (uint64_t)c->life << 40 | i, .sg_list = sge, .num_sge = 1,
-                                .opcode = o.kind == BIND ? IBV_WR_BIND_MW : opcode[o.kind], .imm_data = htonl(i) };
-    wr->send_flags = (p->signalled ? IBV_SEND_SIGNALED : 0) | (o.is_inline ? IBV_SEND_INLINE : 0) | (o.fence ? IBV_SEND_FENCE : 0);
+    *wr = (struct ibv_send_wr){ .wr_id = (uint64_t)c->id << 48 | (uint64_t)c->life << 40 | i,
+                                .sg_list = sge,
+                                .num_sge = 1,
+                                .opcode = o.kind == BIND ? IBV_WR_BIND_MW : opcode[o.kind],
+                                .imm_data = htonl(i) };
+    wr->send_flags = (p->signalled ? IBV_SEND_SIGNALED : 0) | (o.is_inline ? IBV_SEND_INLINE : 0) |
+                     (o.fence ? IBV_SEND_FENCE : 0);
     if (o.kind == BIND) {
         build_local(r, c, wr, p);
         c->tail++;
@@ -362,12 +404,14 @@ static void build(struct round *r, struct conn *c, struct ibv_send_wr *wr, struc
         wr->wr.ud.remote_qpn = c->peer.qpn;
         wr->wr.ud.remote_qkey = qkey_of(r, c);
     }
-    sge[0] = (struct ibv_sge){ o.is_inline ? (uintptr_t)buffer : at(c, buffer), o.len, o.is_inline ? 0 : c->mr->lkey };
+    sge[0] = (struct ibv_sge){ o.is_inline ? (uintptr_t)buffer : at(c, buffer), o.len,
+                               o.is_inline ? 0 : c->mr->lkey };
     if (o.null && o.kind != READ)
         sge[0] = (struct ibv_sge){ o.key, o.len, r->null->lkey };
     else if (o.null || (o.len > 20 && o.key & 1 << 16)) {
         sge[0].length = null_part(&o);
-        sge[1] = (struct ibv_sge){ sge[0].addr + sge[0].length, o.len - sge[0].length, sge[0].lkey };
+        sge[1] =
+            (struct ibv_sge){ sge[0].addr + sge[0].length, o.len - sge[0].length, sge[0].lkey };
         if (o.null)
             sge[0].lkey = r->null->lkey;
         wr->num_sge = 2;
@@ -379,7 +423,9 @@ static void build(struct round *r, struct conn *c, struct ibv_send_wr *wr, struc
 /* Another address handle of the same peer, while nothing uses the one that there is. */
 static void renew_ah(struct round *r, struct conn *c, struct ibv_send_wr *wr)
 {
-    struct ibv_ah_attr a = { .is_global = 1, .port_num = 1, .grh = { .dgid = r->peer_gid, .hop_limit = 64 } };
+    struct ibv_ah_attr a = { .is_global = 1,
+                             .port_num = 1,
+                             .grh = { .dgid = r->peer_gid, .hop_limit = 64 } };
     struct ibv_ah *fresh = ibv_create_ah(r->pd, &a);
 
     if (!fresh && faults && errno == EIO)
@@ -433,11 +479,14 @@ static void on_keys(struct round *r, const struct ibv_wc *wc)
 {
     struct conn *c = r->conns + (wc->wr_id >> 48 & 15);
 
-    if (!c->qp || wc->qp_num != c->qpn || (uint32_t)wc->wr_id != c->keys_done || c->keys_done == c->keys_posted)
-        BROKEN(r, c, "WR %u that changes or uses keys completes, expected is %u of %u", (uint32_t)wc->wr_id, c->keys_done, c->keys_posted);
+    if (!c->qp || wc->qp_num != c->qpn || (uint32_t)wc->wr_id != c->keys_done ||
+        c->keys_done == c->keys_posted)
+        BROKEN(r, c, "WR %u that changes or uses keys completes, expected is %u of %u",
+               (uint32_t)wc->wr_id, c->keys_done, c->keys_posted);
     c->keys_done++;
     if (wc->status == IBV_WC_SUCCESS && c->keys_status)
-        BROKEN(r, c, "WR %u that changes or uses keys succeeds after one that failed", (uint32_t)wc->wr_id);
+        BROKEN(r, c, "WR %u that changes or uses keys succeeds after one that failed",
+               (uint32_t)wc->wr_id);
     if (!c->keys_status)
         c->keys_status = wc->status;
 }
@@ -493,7 +542,8 @@ static void take_event(struct round *r)
     struct ibv_cq *cq;
     void *context;
 
-    if (ibv_get_cq_event(r->channel, &cq, &context) || context != r || (cq != r->send_cq && cq != r->recv_cq))
+    if (ibv_get_cq_event(r->channel, &cq, &context) || context != r ||
+        (cq != r->send_cq && cq != r->recv_cq))
         BROKEN(r, NULL, "ibv_get_cq_event: %s, or an event of another CQ", strerror(errno));
     r->acked[cq != r->send_cq]++;
 }
@@ -510,7 +560,8 @@ static void rest(struct round *r, uint32_t idle, int ms)
             sched_yield();
         return;
     }
-    if (ibv_req_notify_cq(r->send_cq, 0) || (r->recv_cq != r->send_cq && ibv_req_notify_cq(r->recv_cq, 0)))
+    if (ibv_req_notify_cq(r->send_cq, 0) ||
+        (r->recv_cq != r->send_cq && ibv_req_notify_cq(r->recv_cq, 0)))
         BROKEN(r, NULL, "ibv_req_notify_cq fails");
     if (poll_cqs(r))
         return;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the C test programs share: errors, time, a TCP connection beside the verbs, content that both ends can compute. */
+/* What the C test programs share: errors, time, a TCP connection beside the verbs, content that
+ * both ends can compute. */
 #ifndef UNBROKEN_TESTS_COMMON_H
 #define UNBROKEN_TESTS_COMMON_H
 
@@ -50,7 +51,8 @@ static inline int test_gid_index(void)
     return index ? atoi(index) : 0;
 }
 
-/* Waits for one connection on a port of all addresses, or connects to HOST:PORT, trying for ten seconds. */
+/* Waits for one connection on a port of all addresses, or connects to HOST:PORT, trying for ten
+ * seconds. */
 static inline int tcp_listen(const char *port)
 {
     struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons(atoi(port)) };
@@ -145,8 +147,8 @@ static inline uint64_t mix(uint64_t x)
 }
 
 /*
- * Content: pseudo-random bytes that follow from a key. Where they fit, the first eight bytes are the number of the message and the
- * last eight a checksum of what is between.
+ * Content: pseudo-random bytes that follow from a key. Where they fit, the first eight bytes are
+ * the number of the message and the last eight a checksum of what is between.
  */
 static inline uint64_t content_word(uint64_t key, size_t i)
 {
@@ -169,8 +171,10 @@ static inline void content_make(uint8_t *p, size_t n, uint64_t key, uint64_t num
         memcpy(p + body, &sum, 8);
 }
 
-/* Whether the first n bytes of a content of `total` bytes are right: NULL, or what is wrong with them. */
-static inline const char *content_part_wrong(const uint8_t *p, size_t n, size_t total, uint64_t key, uint64_t number)
+/* Whether the first n bytes of a content of `total` bytes are right: NULL, or what is wrong with
+ * them. */
+static inline const char *content_part_wrong(const uint8_t *p, size_t n, size_t total, uint64_t key,
+                                             uint64_t number)
 {
     static char why[160];
     uint64_t sum = key, w, have;
@@ -179,8 +183,8 @@ static inline const char *content_part_wrong(const uint8_t *p, size_t n, size_t 
     if (n >= 8) {
         memcpy(&have, p, 8);
         if (have != number) {
-            snprintf(why, sizeof why, "it has number %llu in place of %llu", (unsigned long long)have,
-                 (unsigned long long)number);
+            snprintf(why, sizeof why, "it has number %llu in place of %llu",
+                     (unsigned long long)have, (unsigned long long)number);
             return why;
         }
     }

@@ -11,22 +11,29 @@
 #include <valgrind/callgrind.h>
 
 /* A poll in 256 does more than the others, so each batch has one of those. */
-enum { BATCH = 256, BATCHES = 15, RECV_BATCH = 8, LIST = 8, LIMIT_US = 60 * 1000000, TURN_US = 2000 };
+enum {
+    BATCH = 256,
+    BATCHES = 15,
+    RECV_BATCH = 8,
+    LIST = 8,
+    LIMIT_US = 60 * 1000000,
+    TURN_US = 2000
+};
 
 static struct pair pair;
 static struct ibv_cq *cq, *other;
 
-#define COUNTED(call)                 \
-    do {                              \
-        CALLGRIND_TOGGLE_COLLECT;     \
-        call;                         \
-        CALLGRIND_TOGGLE_COLLECT;     \
+#define COUNTED(call) \
+    do { \
+        CALLGRIND_TOGGLE_COLLECT; \
+        call; \
+        CALLGRIND_TOGGLE_COLLECT; \
     } while (0)
 
 /*
- * Ends a batch. Valgrind lets one thread run at a time, and may have stopped another in the middle of
- * its work on the NIC, which polls then find taken: it is given its turn, which it gets when this one
- * sleeps.
+ * Ends a batch. Valgrind lets one thread run at a time, and may have stopped another in the middle
+ * of its work on the NIC, which polls then find taken: it is given its turn, which it gets when
+ * this one sleeps.
  */
 static void counted(const char *kind, int calls)
 {
@@ -46,8 +53,8 @@ static void completed(uint64_t wr_id)
         if (now_us() > until)
             fail("no completion of send %llu", (unsigned long long)wr_id);
     if (n != 1 || wc.status || wc.wr_id != wr_id)
-        fail("send %llu: poll gives %d, status '%s', wr_id %llu", (unsigned long long)wr_id, n, ibv_wc_status_str(wc.status),
-             (unsigned long long)wc.wr_id);
+        fail("send %llu: poll gives %d, status '%s', wr_id %llu", (unsigned long long)wr_id, n,
+             ibv_wc_status_str(wc.status), (unsigned long long)wc.wr_id);
 }
 
 static void sends(int calls)

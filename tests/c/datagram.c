@@ -5,15 +5,24 @@
  *   datagram server PORT CLIENTS     serves so many clients, one after the other, with one QP
  *   datagram client HOST:PORT SECONDS
  *
- * A client sends numbered datagrams and the server answers each. A datagram may be lost: the client sends one again that is not answered
- * for RESEND_US. All else must be right: no completion fails, the content is what was sent, and each datagram shows the addresses that
- * both ends had at first, in its completion and in its GRH, wherever they are by now. The server answers to the address that it
- * reads there. Status 1 and a reason: something was wrong. The client prints its rounds, what it sent again, and the longest wait.
+ * A client sends numbered datagrams and the server answers each. A datagram may be lost: the client
+ * sends one again that is not answered for RESEND_US. All else must be right: no completion fails,
+ * the content is what was sent, and each datagram shows the addresses that both ends had at first,
+ * in its completion and in its GRH, wherever they are by now. The server answers to the address
+ * that it reads there. Status 1 and a reason: something was wrong. The client prints its rounds,
+ * what it sent again, and the longest wait.
  */
 #include "common.h"
 #include <infiniband/verbs.h>
 
-enum { DEPTH = 64, BYTES = 1000, GRH = 40, RESEND_US = 5000, LIMIT_US = 20 * 1000000, QKEY = 0x1d0d };
+enum {
+    DEPTH = 64,
+    BYTES = 1000,
+    GRH = 40,
+    RESEND_US = 5000,
+    LIMIT_US = 20 * 1000000,
+    QKEY = 0x1d0d
+};
 
 struct address {
     union ibv_gid gid;
@@ -48,7 +57,9 @@ static void post_recv(int slot)
 static void set_up(void)
 {
     struct ibv_device **list = ibv_get_device_list(NULL);
-    struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_UD, .sq_sig_all = 1, .cap = { DEPTH, DEPTH, 1, 1, 0 } };
+    struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_UD,
+                                     .sq_sig_all = 1,
+                                     .cap = { DEPTH, DEPTH, 1, 1, 0 } };
     struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = QKEY };
     struct ibv_port_attr port;
     int i;
@@ -64,7 +75,8 @@ static void set_up(void)
         fail("cannot make a CQ, a region and a QP: %s", strerror(errno));
     own.qpn = qp->qp_num;
     own.lid = port.link_layer == IBV_LINK_LAYER_INFINIBAND ? port.lid : 0;
-    check(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY), "to INIT");
+    check(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY),
+          "to INIT");
     a.qp_state = IBV_QPS_RTR;
     check(ibv_modify_qp(qp, &a, IBV_QP_STATE), "to RTR");
     a.qp_state = IBV_QPS_RTS;
@@ -82,11 +94,14 @@ static uint64_t number_of(const struct ibv_wc *wc)
     uint64_t number;
     int i;
 
-    if (wc->byte_len != GRH + BYTES || wc->src_qp != peer.qpn || wc->slid != peer.lid || wc->qp_num != own.qpn)
-        fail("a datagram of %u bytes from QP %#x (LID %u) at QP %#x; right is QP %#x (LID %u) and %#x", wc->byte_len, wc->src_qp,
-             wc->slid, wc->qp_num, peer.qpn, peer.lid, own.qpn);
+    if (wc->byte_len != GRH + BYTES || wc->src_qp != peer.qpn || wc->slid != peer.lid ||
+        wc->qp_num != own.qpn)
+        fail("a datagram of %u bytes from QP %#x (LID %u) at QP %#x; right is QP %#x (LID %u) and "
+             "%#x",
+             wc->byte_len, wc->src_qp, wc->slid, wc->qp_num, peer.qpn, peer.lid, own.qpn);
     for (i = 0; i < 2; i++) {
-        const uint8_t *have = own.lid ? grh + 8 + 16 * i : grh + 32 + 4 * i, *right = own.lid ? gids[i]->raw : gids[i]->raw + 12;
+        const uint8_t *have = own.lid ? grh + 8 + 16 * i : grh + 32 + 4 * i,
+                      *right = own.lid ? gids[i]->raw : gids[i]->raw + 12;
 
         if (memcmp(have, right, own.lid ? 16 : 4))
             fail("the GRH has another %s than the QP's first", i ? "destination" : "source");
@@ -109,13 +124,15 @@ static int take(uint64_t *number, struct ibv_ah **answer_to)
     if (!got)
         return 0;
     if (wc.status)
-        fail("a %s ends with '%s'", wc.opcode & IBV_WC_RECV ? "receive" : "send", ibv_wc_status_str(wc.status));
+        fail("a %s ends with '%s'", wc.opcode & IBV_WC_RECV ? "receive" : "send",
+             ibv_wc_status_str(wc.status));
     if (!(wc.opcode & IBV_WC_RECV)) {
         sending--;
         return 0;
     }
     *number = number_of(&wc);
-    if (answer_to && !(*answer_to = ibv_create_ah_from_wc(pd, &wc, (struct ibv_grh *)m.in[wc.wr_id], 1)))
+    if (answer_to &&
+        !(*answer_to = ibv_create_ah_from_wc(pd, &wc, (struct ibv_grh *)m.in[wc.wr_id], 1)))
         fail("create_ah_from_wc: %s", strerror(errno));
     post_recv(wc.wr_id);
     return 1;
@@ -194,7 +211,8 @@ static void play(const char *where, int seconds)
         if (now_us() - begin > longest)
             longest = now_us() - begin;
     }
-    printf("%llu rounds, %llu sent again, longest %.1f ms\n", (unsigned long long)number, (unsigned long long)again, longest / 1e3);
+    printf("%llu rounds, %llu sent again, longest %.1f ms\n", (unsigned long long)number,
+           (unsigned long long)again, longest / 1e3);
     tcp_write(s, "", 1);
 }
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A verbs program that is not linked to libibverbs: it opens the library by name and takes each function by dlvsym with a version,
- * as NCCL does (and by dlsym where dlvsym has none). An RC stream of SENDs and WRITEs goes from the connecting end to the listening
- * one; every byte is checked there.
+ * A verbs program that is not linked to libibverbs: it opens the library by name and takes each
+ * function by dlvsym with a version, as NCCL does (and by dlsym where dlvsym has none). An RC
+ * stream of SENDs and WRITEs goes from the connecting end to the listening one; every byte is
+ * checked there.
  *
  *   dlopen_client --listen PORT | --connect HOST:PORT [--device unb0] [--seconds 3] [--gid-index 0]
  *
@@ -32,7 +33,8 @@ static struct ibv_pd *(*alloc_pd)(struct ibv_context *);
 static int (*dealloc_pd)(struct ibv_pd *);
 static struct ibv_mr *(*reg_mr)(struct ibv_pd *, void *, size_t, int);
 static int (*dereg_mr)(struct ibv_mr *);
-static struct ibv_cq *(*create_cq)(struct ibv_context *, int, void *, struct ibv_comp_channel *, int);
+static struct ibv_cq *(*create_cq)(struct ibv_context *, int, void *, struct ibv_comp_channel *,
+                                   int);
 static int (*destroy_cq)(struct ibv_cq *);
 static struct ibv_qp *(*create_qp)(struct ibv_pd *, struct ibv_qp_init_attr *);
 static int (*modify_qp)(struct ibv_qp *, struct ibv_qp_attr *, int);
@@ -81,7 +83,8 @@ static void take_all(void)
     TAKE(wc_status_str);
 #undef TAKE
     /* Whatever is not of verbs must still be found by whoever asks. */
-    if (!dlsym(RTLD_DEFAULT, "strlen") || !dlsym(RTLD_NEXT, "malloc") || dlsym(lib, "ibv_no_such_verb"))
+    if (!dlsym(RTLD_DEFAULT, "strlen") || !dlsym(RTLD_NEXT, "malloc") ||
+        dlsym(lib, "ibv_no_such_verb"))
         fail("dlsym answers wrongly for other names");
 }
 
@@ -93,32 +96,50 @@ struct meeting {
 
 static void connect_qp(struct ibv_qp *qp, int gid_index, uint32_t psn, const struct meeting *peer)
 {
-    struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE };
+    struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT,
+                             .port_num = 1,
+                             .qp_access_flags = IBV_ACCESS_REMOTE_WRITE };
 
     if (modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS))
         fail("to INIT: %s", strerror(errno));
-    a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer->qpn,
-                  .rq_psn = peer->psn, .max_dest_rd_atomic = 1, .min_rnr_timer = 1 };
+    a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR,
+                              .path_mtu = IBV_MTU_1024,
+                              .dest_qp_num = peer->qpn,
+                              .rq_psn = peer->psn,
+                              .max_dest_rd_atomic = 1,
+                              .min_rnr_timer = 1 };
     a.ah_attr.is_global = 1;
     a.ah_attr.port_num = 1;
     a.ah_attr.grh.dgid = peer->gid;
     a.ah_attr.grh.sgid_index = gid_index;
     a.ah_attr.grh.hop_limit = 64;
-    if (modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+    if (modify_qp(qp, &a,
+                  IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
                       IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER))
         fail("to RTR: %s", strerror(errno));
-    a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7,
-                  .sq_psn = psn, .max_rd_atomic = 1 };
-    if (modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-                      IBV_QP_MAX_QP_RD_ATOMIC))
+    a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS,
+                              .timeout = 14,
+                              .retry_cnt = 7,
+                              .rnr_retry = 7,
+                              .sq_psn = psn,
+                              .max_rd_atomic = 1 };
+    if (modify_qp(qp, &a,
+                  IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                      IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC))
         fail("to RTS: %s", strerror(errno));
 }
 
-/* Odd messages go by SEND. Even ones are written into the peer's slot, and the write's immediate announces them. */
-static void post_message(struct ibv_qp *qp, uint8_t *slot, struct ibv_mr *mr, uint64_t number, const struct meeting *peer)
+/* Odd messages go by SEND. Even ones are written into the peer's slot, and the write's immediate
+ * announces them. */
+static void post_message(struct ibv_qp *qp, uint8_t *slot, struct ibv_mr *mr, uint64_t number,
+                         const struct meeting *peer)
 {
     struct ibv_sge sge = { .addr = (uintptr_t)slot, .length = BYTES, .lkey = mr->lkey };
-    struct ibv_send_wr wr = { .wr_id = number, .sg_list = &sge, .num_sge = 1, .send_flags = IBV_SEND_SIGNALED }, *bad;
+    struct ibv_send_wr wr = { .wr_id = number,
+                              .sg_list = &sge,
+                              .num_sge = 1,
+                              .send_flags = IBV_SEND_SIGNALED },
+                       *bad;
 
     content_make(slot, BYTES, number, number);
     wr.opcode = number % 2 ? IBV_WR_SEND_WITH_IMM : IBV_WR_RDMA_WRITE_WITH_IMM;
@@ -131,7 +152,9 @@ static void post_message(struct ibv_qp *qp, uint8_t *slot, struct ibv_mr *mr, ui
 
 static void post_receive(struct ibv_qp *qp, uint8_t *mem, struct ibv_mr *mr, uint64_t slot)
 {
-    struct ibv_sge sge = { .addr = (uintptr_t)(mem + slot * BYTES), .length = BYTES, .lkey = mr->lkey };
+    struct ibv_sge sge = { .addr = (uintptr_t)(mem + slot * BYTES),
+                           .length = BYTES,
+                           .lkey = mr->lkey };
     struct ibv_recv_wr wr = { .wr_id = slot, .sg_list = &sge, .num_sge = 1 }, *bad;
 
     if (ibv_post_recv(qp, &wr, &bad))
@@ -141,8 +164,11 @@ static void post_receive(struct ibv_qp *qp, uint8_t *mem, struct ibv_mr *mr, uin
 /* An empty SEND that says how many messages were checked, or that no more will come. */
 static void post_word(struct ibv_qp *qp, uint32_t word)
 {
-    struct ibv_send_wr wr = { .wr_id = WORD, .opcode = IBV_WR_SEND_WITH_IMM, .imm_data = htonl(word),
-                  .send_flags = IBV_SEND_SIGNALED }, *bad;
+    struct ibv_send_wr wr = { .wr_id = WORD,
+                              .opcode = IBV_WR_SEND_WITH_IMM,
+                              .imm_data = htonl(word),
+                              .send_flags = IBV_SEND_SIGNALED },
+                       *bad;
 
     if (ibv_post_send(qp, &wr, &bad))
         fail("post_send: %s", strerror(errno));
@@ -166,11 +192,13 @@ static struct ibv_wc poll_one(struct ibv_cq *cq, int tcp)
     return wc;
 }
 
-/* The sending end: at most WINDOW messages are unchecked by the peer, so a slot is free when its turn comes. */
+/* The sending end: at most WINDOW messages are unchecked by the peer, so a slot is free when its
+ * turn comes. */
 static uint64_t send_stream(struct ibv_qp *qp, struct ibv_cq *cq, uint8_t *mem, struct ibv_mr *mr,
                 const struct meeting *peer, int tcp, int seconds)
 {
-    uint64_t posted = 0, sent = 0, checked = 0, until = now_us() + seconds * 1000000ULL, tick = now_us();
+    uint64_t posted = 0, sent = 0, checked = 0, until = now_us() + seconds * 1000000ULL,
+             tick = now_us();
 
     for (;;) {
         int more = now_us() < until;
@@ -201,7 +229,8 @@ static uint64_t send_stream(struct ibv_qp *qp, struct ibv_cq *cq, uint8_t *mem, 
 }
 
 /* The receiving end: checks each message, then says so. */
-static uint64_t receive_stream(struct ibv_qp *qp, struct ibv_cq *cq, uint8_t *mem, struct ibv_mr *mr, int tcp)
+static uint64_t receive_stream(struct ibv_qp *qp, struct ibv_cq *cq, uint8_t *mem,
+                               struct ibv_mr *mr, int tcp)
 {
     uint64_t checked = 0, unsent = 0;
 
@@ -222,7 +251,8 @@ static uint64_t receive_stream(struct ibv_qp *qp, struct ibv_cq *cq, uint8_t *me
             data = mem + (2 * WINDOW + wc.wr_id % WINDOW) * BYTES;
         wrong = content_wrong(data, BYTES, checked, checked);
         if (wrong || wc.byte_len != BYTES || ntohl(wc.imm_data) != (uint32_t)checked)
-            fail("message %llu: %s", (unsigned long long)checked, wrong ? wrong : "wrong length or number");
+            fail("message %llu: %s", (unsigned long long)checked,
+                 wrong ? wrong : "wrong length or number");
         checked++;
         post_receive(qp, mem, mr, wc.wr_id);
         post_word(qp, (uint32_t)checked);
@@ -273,7 +303,9 @@ int main(int argc, char **argv)
             break;
     }
     if (i < argc || !listen_port == !where)
-        fail("usage: %s --listen PORT | --connect HOST:PORT [--device unb0] [--seconds 3] [--gid-index 0]", argv[0]);
+        fail("usage: %s --listen PORT | --connect HOST:PORT [--device unb0] [--seconds 3] "
+             "[--gid-index 0]",
+             argv[0]);
     take_all();
 
     struct ibv_context *context = open_named(device);
@@ -281,7 +313,9 @@ int main(int argc, char **argv)
     /* WINDOW slots each to send from, to be written to and to receive into. */
     mem = aligned_alloc(4096, 3 * WINDOW * BYTES);
     memset(mem, 0, 3 * WINDOW * BYTES);
-    struct ibv_mr *mr = pd ? reg_mr(pd, mem, 3 * WINDOW * BYTES, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE) : NULL;
+    struct ibv_mr *mr =
+        pd ? reg_mr(pd, mem, 3 * WINDOW * BYTES, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE)
+           : NULL;
     struct ibv_cq *cq = mr ? create_cq(context, 8 * WINDOW, NULL, NULL, 0) : NULL;
     struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
                      .cap = { 3 * WINDOW, WINDOW, 1, 1, 0 } };
@@ -305,14 +339,16 @@ int main(int argc, char **argv)
     tcp_write(tcp, &bye, 1);
     tcp_read(tcp, &bye, 1);
 
-    messages = where ? send_stream(qp, cq, mem, mr, &peer, tcp, seconds) : receive_stream(qp, cq, mem, mr, tcp);
+    messages = where ? send_stream(qp, cq, mem, mr, &peer, tcp, seconds)
+                     : receive_stream(qp, cq, mem, mr, tcp);
     tcp_write(tcp, &bye, 1);
     tcp_read(tcp, &bye, 1);
     if (!messages)
         fail("no message came");
     if (destroy_qp(qp) || destroy_cq(cq) || dereg_mr(mr) || dealloc_pd(pd) || close_device(context))
         fail("something could not be destroyed: %s", strerror(errno));
-    printf("{\"verified_messages\":%llu,\"verified_bytes\":%llu,\"functions_by_version\":%d,\"errors\":0}\n",
+    printf("{\"verified_messages\":%llu,\"verified_bytes\":%llu,\"functions_by_version\":%d,"
+           "\"errors\":0}\n",
            (unsigned long long)messages, (unsigned long long)messages * BYTES, by_version);
     return 0;
 }

@@ -20,14 +20,14 @@ static struct pair pair;
 /* A region of a file's second part, and where this process sees it. */
 static struct ibv_mr *make(uint64_t iova, uint64_t **seen)
 {
+    int rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_RELAXED_ORDERING;
     int fd = memfd_create("dma-buf", MFD_CLOEXEC);
     struct ibv_mr *mr;
 
     if (fd < 0 || ftruncate(fd, 2 * BYTES))
         fail("memfd_create: %s", strerror(errno));
     *seen = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, BYTES);
-    mr = ibv_reg_dmabuf_mr(pair.pd, BYTES, BYTES, iova, fd, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
-                                                                IBV_ACCESS_RELAXED_ORDERING);
+    mr = ibv_reg_dmabuf_mr(pair.pd, BYTES, BYTES, iova, fd, rights);
     if (*seen == MAP_FAILED || !mr)
         fail("ibv_reg_dmabuf_mr: %s", strerror(errno));
     if (mr->addr != (void *)iova || mr->length != BYTES)
@@ -66,10 +66,11 @@ int main(int argc, char **argv)
     fflush(stdout);
     for (until = now_us() + seconds * 1000000ull; now_us() < until; sent++) {
         struct ibv_sge sge = { FROM + 64, BYTES - 64, source->lkey };
-        struct ibv_send_wr wr = { .wr_id = sent, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE }, *bad;
+        struct ibv_send_wr wr = { .wr_id = sent, .sg_list = &sge, .num_sge = 1 }, *bad;
         uint64_t limit = now_us() + LIMIT_US;
 
         from[8] = from[BYTES / 8 - 1] = sent + 1;
+        wr.opcode = IBV_WR_RDMA_WRITE;
         wr.wr.rdma.remote_addr = TO + 64;
         wr.wr.rdma.rkey = target->rkey;
         check(ibv_post_send(pair.from, &wr, &bad), "ibv_post_send");
@@ -77,7 +78,8 @@ int main(int argc, char **argv)
             if (now_us() > limit)
                 fail("no completion of write %llu", (unsigned long long)sent);
         if (n != 1 || wc.status || wc.wr_id != sent)
-            fail("write %llu: poll gives %d, status '%s'", (unsigned long long)sent, n, ibv_wc_status_str(wc.status));
+            fail("write %llu: poll gives %d, status '%s'", (unsigned long long)sent, n,
+                 ibv_wc_status_str(wc.status));
         if (to[8] != sent + 1 || to[BYTES / 8 - 1] != sent + 1 || to[7])
             fail("write %llu has not arrived", (unsigned long long)sent);
     }

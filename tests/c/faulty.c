@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A mistake of a program that uses verbs, for a sanitizer to find: two threads that write the same memory, beside the posts of it; a write
- * behind the end of a registered buffer; memory that nobody frees.
+ * A mistake of a program that uses verbs, for a sanitizer to find: two threads that write the same
+ * memory, beside the posts of it; a write behind the end of a registered buffer; memory that nobody
+ * frees.
  *
  *   faulty race | overflow | leak
  */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A forked child has no verbs on what its parent made: each says EIO, at once, but for what needs no NIC. What it inherits (sockets,
- * descriptors, completions that wait) stays the parent's, which goes on. It may open the device anew (see forks.c).
+ * A forked child has no verbs on what its parent made: each says EIO, at once, but for what needs
+ * no NIC. What it inherits (sockets, descriptors, completions that wait) stays the parent's, which
+ * goes on. It may open the device anew (see forks.c).
  *
  *   forked
  */
@@ -23,11 +24,11 @@ static void expect_eio(const char *what, int error)
 
 /* For verbs that give -1 or NULL with errno. */
 #define EXPECT_ERRNO(what, failed) \
-    do {                           \
-        errno = 0;                 \
-        if (!(failed))             \
+    do { \
+        errno = 0; \
+        if (!(failed)) \
             fail("%s in a child worked", what); \
-        expect_eio(what, errno);   \
+        expect_eio(what, errno); \
     } while (0)
 
 static void child(void)
@@ -87,7 +88,8 @@ static void complete(uint64_t wr_id)
     while ((n = ibv_poll_cq(cq, 1, &wc)) == 0 && now_us() < until)
         ;
     if (n != 1 || wc.status || wc.wr_id != wr_id)
-        fail("the parent's WRITE %d: %d completions, status %d", (int)wr_id, n, n == 1 ? (int)wc.status : 0);
+        fail("the parent's WRITE %d: %d completions, status %d", (int)wr_id, n,
+             n == 1 ? (int)wc.status : 0);
 }
 
 int main(void)

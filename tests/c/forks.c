@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Forked processes that use verbs themselves: each opens everything anew, and has traffic between two QPs of its own until the stop file
- * appears. What was made before the fork says EIO in the child.
+ * Forked processes that use verbs themselves: each opens everything anew, and has traffic between
+ * two QPs of its own until the stop file appears. What was made before the fork says EIO in the
+ * child.
  *
  *   forks list | closed | live | nested STOP-FILE
  *
- * list: the parent has only looked at the devices when it forks; closed: it has had traffic and closed all; live: it has traffic, and
- * several threads, and goes on; nested: as live, and the child forks in turn.
+ * list: the parent has only looked at the devices when it forks; closed: it has had traffic and
+ * closed all; live: it has traffic, and several threads, and goes on; nested: as live, and the
+ * child forks in turn.
  */
 #include "pair.h"
 #include <pthread.h>
@@ -50,7 +52,8 @@ static void write_one(struct end *e)
         if (now_us() > until)
             fail("process %d: WRITE %llu does not complete", getpid(), e->messages);
     if (n < 0 || wc.status || wc.wr_id != e->messages)
-        fail("process %d: WRITE %llu: poll gives %d, status %d", getpid(), e->messages, n, n > 0 ? (int)wc.status : 0);
+        fail("process %d: WRITE %llu: poll gives %d, status %d", getpid(), e->messages, n,
+             n > 0 ? (int)wc.status : 0);
     if ((wrong = content_wrong(to, 1000, 7, e->messages)))
         fail("process %d: WRITE %llu: %s", getpid(), e->messages, wrong);
     e->messages++;
@@ -85,8 +88,9 @@ static void expect_dead(struct end *e)
 {
     struct ibv_wc wc;
 
-    if (ibv_poll_cq(e->cq, 1, &wc) != -EIO || post_write(&e->p, e->p.from, 1, 8) != EIO || ibv_destroy_qp(e->p.from) != EIO ||
-        ibv_destroy_cq(e->cq) != EIO || ibv_dereg_mr(e->p.mr) != EIO || ibv_close_device(e->p.context) != EIO)
+    if (ibv_poll_cq(e->cq, 1, &wc) != -EIO || post_write(&e->p, e->p.from, 1, 8) != EIO ||
+        ibv_destroy_qp(e->p.from) != EIO || ibv_destroy_cq(e->cq) != EIO ||
+        ibv_dereg_mr(e->p.mr) != EIO || ibv_close_device(e->p.context) != EIO)
         fail("an object of the parent does not say EIO");
 }
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Indices: of ports, of GIDs and P_Keys in the tables of a port, of completion vectors. Whatever exists can be used; one beyond it is
- * EINVAL; and all who tell of the tables (queries, sysfs) tell the same.
+ * Indices: of ports, of GIDs and P_Keys in the tables of a port, of completion vectors. Whatever
+ * exists can be used; one beyond it is EINVAL; and all who tell of the tables (queries, sysfs) tell
+ * the same.
  *
  *   indexes
  */
@@ -25,7 +26,8 @@ static int sysfs(int port, const char *name, int index, char line[128])
     char path[256];
     FILE *file;
 
-    snprintf(path, sizeof path, "/sys/class/infiniband/%s/ports/%d/%s/%d", ibv_get_device_name(p.context->device), port, name, index);
+    snprintf(path, sizeof path, "/sys/class/infiniband/%s/ports/%d/%s/%d",
+             ibv_get_device_name(p.context->device), port, name, index);
     file = fopen(path, "r");
     if (!file)
         return 0;
@@ -46,19 +48,22 @@ static void one_gid(int port, int index, int *count)
 
     check(ibv_query_gid(p.context, port, index, &gid), "ibv_query_gid");
     for (i = 0; i < 16; i += 2)
-        snprintf(text + strlen(text), sizeof text - strlen(text), "%s%02x%02x", i ? ":" : "", gid.raw[i], gid.raw[i + 1]);
+        snprintf(text + strlen(text), sizeof text - strlen(text), "%s%02x%02x", i ? ":" : "",
+                 gid.raw[i], gid.raw[i + 1]);
     if (!sysfs(port, "gids", index, line) || strcmp(line, text))
         fail("port %d, GID %d: %s, sysfs says %s", port, index, text, line);
     if (!memcmp(&gid, &none, sizeof gid)) {
-        expect("ibv_query_gid_ex of an empty entry", (errno = ibv_query_gid_ex(p.context, port, index, &entry, 0)) != 0, ENODATA);
+        expect("ibv_query_gid_ex of an empty entry",
+               (errno = ibv_query_gid_ex(p.context, port, index, &entry, 0)) != 0, ENODATA);
         if (sysfs(port, "gid_attrs/types", index, line))
             fail("port %d: the empty GID %d is of type %s", port, index, line);
         return;
     }
     ++*count;
     check(ibv_query_gid_ex(p.context, port, index, &entry, 0), "ibv_query_gid_ex");
-    if (memcmp(&entry.gid, &gid, sizeof gid) || entry.gid_index != (uint32_t)index || entry.port_num != (uint32_t)port ||
-        entry.gid_type != IBV_GID_TYPE_ROCE_V2 || !sysfs(port, "gid_attrs/ndevs", index, line) ||
+    if (memcmp(&entry.gid, &gid, sizeof gid) || entry.gid_index != (uint32_t)index ||
+        entry.port_num != (uint32_t)port || entry.gid_type != IBV_GID_TYPE_ROCE_V2 ||
+        !sysfs(port, "gid_attrs/ndevs", index, line) ||
         entry.ndev_ifindex != if_nametoindex(line) || entry.ndev_ifindex == 0)
         fail("port %d, GID %d: ibv_query_gid_ex tells something else", port, index);
     if (!sysfs(port, "gid_attrs/types", index, line) || strcmp(line, "RoCE v2"))
@@ -88,7 +93,8 @@ static void tables(int ports)
         }
         expect("a P_Key beyond the table", ibv_query_pkey(p.context, port, i, &pkey) == -1, EINVAL);
     }
-    expect("ibv_query_port of one port too many", ibv_query_port(p.context, port, &attr) != 0, EINVAL);
+    expect("ibv_query_port of one port too many", ibv_query_port(p.context, port, &attr) != 0,
+           EINVAL);
     i = ibv_query_gid_table(p.context, entries, 64, 0);
     if (i != count || count < 2 * ports)
         fail("ibv_query_gid_table has %d entries, the ports have %d GIDs", i, count);
@@ -134,10 +140,12 @@ static void connection(int port, int index)
     for (until = now_us() + LIMIT_US; (n = ibv_poll_cq(cq, 1, &wc)) == 0 && now_us() < until;)
         ;
     if (n != 1 || wc.status || memcmp(p.memory, p.memory + PAIR_BYTES / 2, 64))
-        fail("port %d, GID %d: %d completions, %s", port, index, n, n == 1 ? ibv_wc_status_str(wc.status) : "");
+        fail("port %d, GID %d: %d completions, %s", port, index, n,
+             n == 1 ? ibv_wc_status_str(wc.status) : "");
     check(ibv_query_qp(from, &attr, IBV_QP_AV | IBV_QP_PORT, &init), "ibv_query_qp");
     if (attr.port_num != port || attr.ah_attr.grh.sgid_index != index)
-        fail("port %d, GID %d: the QP says %d and %d", port, index, attr.port_num, attr.ah_attr.grh.sgid_index);
+        fail("port %d, GID %d: the QP says %d and %d", port, index, attr.port_num,
+             attr.ah_attr.grh.sgid_index);
     check(ibv_destroy_qp(from), "ibv_destroy_qp");
     check(ibv_destroy_qp(to), "ibv_destroy_qp");
     check(ibv_destroy_cq(cq), "ibv_destroy_cq");
@@ -156,7 +164,9 @@ static void addresses(int ports)
     for (port = 1; port <= ports; port++) {
         check(ibv_query_port(p.context, port, &attr), "ibv_query_port");
         for (i = 0; i <= attr.gid_tbl_len; i++) {
-            struct ibv_ah_attr to = { .is_global = 1, .port_num = port, .grh = { .dgid = p.gid, .sgid_index = i } };
+            struct ibv_ah_attr to = { .is_global = 1,
+                                      .port_num = port,
+                                      .grh = { .dgid = p.gid, .sgid_index = i } };
 
             exists = i < attr.gid_tbl_len && !ibv_query_gid_ex(p.context, port, i, &entry, 0);
             errno = 0;
@@ -171,7 +181,10 @@ static void addresses(int ports)
         }
     }
     expect("a QP of one port too many",
-           (errno = ibv_modify_qp(qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS)) != 0, EINVAL);
+           (errno = ibv_modify_qp(
+                qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS)) !=
+               0,
+           EINVAL);
     check(ibv_destroy_qp(qp), "ibv_destroy_qp");
     check(ibv_destroy_cq(cq), "ibv_destroy_cq");
 }

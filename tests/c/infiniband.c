@@ -1,5 +1,6 @@
-// Addresses of a port whose link layer is InfiniBand: address handles and connections by LID, with a GRH and without, and what
-// completions and queries say of them. Run on host a of a fabric with link layer InfiniBand; both ends are in this process.
+// Addresses of a port whose link layer is InfiniBand: address handles and connections by LID, with
+// a GRH and without, and what completions and queries say of them. Run on host a of a fabric with
+// link layer InfiniBand; both ends are in this process.
 
 #include <errno.h>
 #include <infiniband/verbs.h>
@@ -8,12 +9,12 @@
 #include <string.h>
 #include <time.h>
 
-#define CHECK(what)                                                                  \
-    do {                                                                             \
-        if (!(what)) {                                                               \
+#define CHECK(what) \
+    do { \
+        if (!(what)) { \
             fprintf(stderr, "line %d: not so: %s (errno %d)\n", __LINE__, #what, errno); \
-            exit(1);                                                                 \
-        }                                                                            \
+            exit(1); \
+        } \
     } while (0)
 
 enum { QKEY = 0x1234, BYTES = 64, GRH = sizeof(struct ibv_grh) };
@@ -29,12 +30,15 @@ static unsigned char memory[1024];
 static struct ibv_qp *make(enum ibv_qp_type type)
 {
     struct ibv_qp_init_attr init = {.send_cq = cq, .recv_cq = cq, .qp_type = type, .sq_sig_all = 0};
-    init.cap = (struct ibv_qp_cap){.max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1};
+    init.cap = (struct ibv_qp_cap){
+        .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1
+    };
     struct ibv_qp *qp = ibv_create_qp(pd, &init);
     CHECK(qp);
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = QKEY};
     int mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT;
-    CHECK(ibv_modify_qp(qp, &attr, mask | (type == IBV_QPT_UD ? IBV_QP_QKEY : IBV_QP_ACCESS_FLAGS)) == 0);
+    CHECK(ibv_modify_qp(qp, &attr,
+                        mask | (type == IBV_QPT_UD ? IBV_QP_QKEY : IBV_QP_ACCESS_FLAGS)) == 0);
     return qp;
 }
 
@@ -95,7 +99,8 @@ static void datagrams(void)
     wc = datagram(qp, qp, ah);
     CHECK(wc.slid == port.lid && (wc.wc_flags & IBV_WC_GRH));
     struct ibv_grh *grh = (struct ibv_grh *)memory;
-    CHECK(!memcmp(&grh->sgid, &gid, sizeof gid) && !memcmp(&grh->dgid, &gid, sizeof gid) && grh->next_hdr == 0x1b);
+    CHECK(!memcmp(&grh->sgid, &gid, sizeof gid) && !memcmp(&grh->dgid, &gid, sizeof gid) &&
+          grh->next_hdr == 0x1b);
     struct ibv_ah_attr found;
     CHECK(ibv_init_ah_from_wc(context, 1, &wc, grh, &found) == 0);
     CHECK(found.is_global && found.dlid == port.lid && !memcmp(&found.grh.dgid, &gid, sizeof gid));
@@ -115,7 +120,9 @@ static void connection(enum ibv_qp_type type)
 {
     struct ibv_qp *qps[2] = {make(type), make(type)};
     for (int i = 0; i < 2; i++) {
-        struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTR, .path_mtu = port.active_mtu, .max_dest_rd_atomic = 1};
+        struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR,
+                                    .path_mtu = port.active_mtu,
+                                    .max_dest_rd_atomic = 1 };
         attr.dest_qp_num = qps[1 - i]->qp_num;
         attr.ah_attr = (struct ibv_ah_attr){.dlid = 77, .port_num = 1, .sl = 3};
         int mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
@@ -123,13 +130,20 @@ static void connection(enum ibv_qp_type type)
         CHECK(ibv_modify_qp(qps[i], &attr, mask) == EINVAL); // no port has LID 77
         attr.ah_attr.dlid = port.lid;
         CHECK(ibv_modify_qp(qps[i], &attr, mask) == 0);
-        attr = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 1};
+        attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS,
+                                     .timeout = 14,
+                                     .retry_cnt = 7,
+                                     .rnr_retry = 7,
+                                     .max_rd_atomic = 1 };
         mask = IBV_QP_STATE | IBV_QP_SQ_PSN;
-        mask |= type == IBV_QPT_RC ? IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC : 0;
+        mask |= type == IBV_QPT_RC
+                    ? IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC
+                    : 0;
         CHECK(ibv_modify_qp(qps[i], &attr, mask) == 0);
         struct ibv_qp_init_attr init;
         CHECK(ibv_query_qp(qps[i], &attr, IBV_QP_AV, &init) == 0);
-        CHECK(attr.ah_attr.dlid == port.lid && attr.ah_attr.sl == 3 && !attr.ah_attr.is_global && attr.ah_attr.port_num == 1);
+        CHECK(attr.ah_attr.dlid == port.lid && attr.ah_attr.sl == 3 && !attr.ah_attr.is_global &&
+              attr.ah_attr.port_num == 1);
     }
     struct ibv_sge room = {.addr = (uintptr_t)memory, .length = BYTES, .lkey = mr->lkey};
     struct ibv_recv_wr recv = {.sg_list = &room, .num_sge = 1}, *bad_recv;
@@ -147,7 +161,8 @@ int main(void)
     CHECK(list && list[0]);
     CHECK((context = ibv_open_device(list[0])));
     CHECK(ibv_query_port(context, 1, &port) == 0 && port.link_layer == IBV_LINK_LAYER_INFINIBAND);
-    CHECK(port.lid == 128 && port.sm_lid == 1 && port.lmc == 0 && !(port.flags & IBV_QPF_GRH_REQUIRED));
+    CHECK(port.lid == 128 && port.sm_lid == 1 && port.lmc == 0 &&
+          !(port.flags & IBV_QPF_GRH_REQUIRED));
     CHECK(ibv_query_gid(context, 1, 0, &gid) == 0 && gid.raw[0] == 0xfe && gid.raw[1] == 0x80);
     for (int i = 0; i < BYTES; i++)
         memory[512 + i] = i + 1;
@@ -157,7 +172,8 @@ int main(void)
     datagrams();
     connection(IBV_QPT_RC);
     connection(IBV_QPT_UC);
-    CHECK(ibv_dereg_mr(mr) == 0 && ibv_destroy_cq(cq) == 0 && ibv_dealloc_pd(pd) == 0 && ibv_close_device(context) == 0);
+    CHECK(ibv_dereg_mr(mr) == 0 && ibv_destroy_cq(cq) == 0 && ibv_dealloc_pd(pd) == 0 &&
+          ibv_close_device(context) == 0);
     ibv_free_device_list(list);
     return 0;
 }

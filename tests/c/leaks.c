@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Makes and destroys everything, many times, in one process: for a leak checker. Each round connects two RC QPs of its own to each
- * other, sends a message with each way of posting, leaves completions, receives and events that nobody takes, and takes all down.
+ * Makes and destroys everything, many times, in one process: for a leak checker. Each round
+ * connects two RC QPs of its own to each other, sends a message with each way of posting, leaves
+ * completions, receives and events that nobody takes, and takes all down.
  *
  *   leaks ROUNDS [--leak]     --leak: loses a device list, which the checker must find
  */
@@ -27,21 +28,42 @@ static void *made(void *object, const char *what)
 
 static void connect_qp(struct ibv_qp *qp, uint32_t peer, const union ibv_gid *gid)
 {
-    struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE };
+    struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT,
+                             .port_num = 1,
+                             .qp_access_flags = IBV_ACCESS_REMOTE_WRITE };
 
-    check(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS), "to INIT");
-    a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer, .max_dest_rd_atomic = 1, .min_rnr_timer = 1 };
-    a.ah_attr = (struct ibv_ah_attr){ .is_global = 1, .port_num = 1, .grh = { .dgid = *gid, .hop_limit = 64 } };
-    check(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
-                                    IBV_QP_MIN_RNR_TIMER), "to RTR");
-    a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 18, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 1 };
-    check(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC), "to RTS");
+    check(
+        ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS),
+        "to INIT");
+    a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR,
+                              .path_mtu = IBV_MTU_1024,
+                              .dest_qp_num = peer,
+                              .max_dest_rd_atomic = 1,
+                              .min_rnr_timer = 1 };
+    a.ah_attr = (struct ibv_ah_attr){ .is_global = 1,
+                                      .port_num = 1,
+                                      .grh = { .dgid = *gid, .hop_limit = 64 } };
+    check(ibv_modify_qp(qp, &a,
+                        IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+                            IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER),
+          "to RTR");
+    a = (struct ibv_qp_attr){
+        .qp_state = IBV_QPS_RTS, .timeout = 18, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 1
+    };
+    check(ibv_modify_qp(qp, &a,
+                        IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                            IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC),
+          "to RTS");
 }
 
 static void send_one(struct ibv_qp *qp, struct ibv_cq *cq, uint32_t lkey, int flags)
 {
     struct ibv_sge sge = { (uintptr_t)memory, 16, lkey };
-    struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED | flags }, *bad;
+    struct ibv_send_wr wr = { .sg_list = &sge,
+                              .num_sge = 1,
+                              .opcode = IBV_WR_SEND,
+                              .send_flags = IBV_SEND_SIGNALED | flags },
+                       *bad;
     uint64_t until = now_us() + LIMIT_US;
     struct ibv_wc wc;
 
@@ -62,12 +84,17 @@ static void round_of(struct ibv_device *device)
 {
     struct ibv_context *context = made(ibv_open_device(device), "ibv_open_device");
     struct ibv_pd *pd = made(ibv_alloc_pd(context), "ibv_alloc_pd");
-    struct ibv_comp_channel *channel = made(ibv_create_comp_channel(context), "ibv_create_comp_channel");
+    struct ibv_comp_channel *channel =
+        made(ibv_create_comp_channel(context), "ibv_create_comp_channel");
     struct ibv_cq *cq = made(ibv_create_cq(context, 64, NULL, channel, 0), "ibv_create_cq");
     struct ibv_srq_init_attr srq_init = { .attr = { .max_wr = 16, .max_sge = 1 } };
     struct ibv_srq *srq = made(ibv_create_srq(pd, &srq_init), "ibv_create_srq");
-    struct ibv_mr *mr = made(ibv_reg_mr(pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE), "ibv_reg_mr");
-    struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = { 8, 8, 1, 1, 64 } };
+    struct ibv_mr *mr = made(
+        ibv_reg_mr(pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE),
+        "ibv_reg_mr");
+    struct ibv_qp_init_attr init = {
+        .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = { 8, 8, 1, 1, 64 }
+    };
     struct ibv_qp *a = made(ibv_create_qp(pd, &init), "ibv_create_qp"), *b, *ud;
     struct ibv_sge sge = { (uintptr_t)memory + SIZE, 64, mr->lkey };
     struct ibv_recv_wr recv = { .sg_list = &sge, .num_sge = 1 }, *bad;

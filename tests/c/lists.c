@@ -55,17 +55,19 @@ static void post(const char *what, int count, int least, int most)
     struct ibv_wc wc;
 
     if (taken < least || taken > most)
-        fail("%s: %d of %d sends were posted (%s); %d to %d are right", what, taken, count, strerror(e), least, most);
+        fail("%s: %d of %d sends were posted (%s); %d to %d are right", what, taken, count,
+             strerror(e), least, most);
     for (i = 0; i < taken; i += n) {
         if ((n = ibv_poll_cq(cq, 1, &wc)) == 0 && now_us() > until)
             fail("%s: no completion of send %d", what, i);
         if (n < 0 || (n && (wc.status || wc.wr_id != (uint64_t)i)))
-            fail("%s: send %d: poll gives %d, status '%s', wr_id %llu", what, i, n, ibv_wc_status_str(wc.status),
-                 (unsigned long long)wc.wr_id);
+            fail("%s: send %d: poll gives %d, status '%s', wr_id %llu", what, i, n,
+                 ibv_wc_status_str(wc.status), (unsigned long long)wc.wr_id);
     }
     for (i = 0; i < count; i++)
         if ((*target(i) == *source(i)) != (i < taken))
-            fail("%s: send %d of %d that were posted has %s", what, i, taken, i < taken ? "written nothing" : "written");
+            fail("%s: send %d of %d that were posted has %s", what, i, taken,
+                 i < taken ? "written nothing" : "written");
     if (ibv_poll_cq(cq, 1, &wc))
         fail("%s: a completion too many", what);
     printf("%s: %d of %d\n", what, taken, count);
@@ -73,11 +75,14 @@ static void post(const char *what, int count, int least, int most)
 
 int main(void)
 {
+    int last_vector;
+
     pair.sgid_index = test_gid_index();
     open_first(&pair, 1);
     if (ibv_query_gid(pair.context, 1, pair.sgid_index, &pair.gid))
         fail("no GID at index %d", pair.sgid_index);
-    cq = ibv_create_cq(pair.context, 2 * PAIR_DEPTH, NULL, NULL, pair.context->num_comp_vectors - 1);
+    last_vector = pair.context->num_comp_vectors - 1;
+    cq = ibv_create_cq(pair.context, 2 * PAIR_DEPTH, NULL, NULL, last_vector);
     pair.from = make_qp(&pair, cq);
     pair.to = make_qp(&pair, cq);
     connect_qp(&pair, pair.from, pair.to, 1);

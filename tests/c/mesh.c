@@ -2,19 +2,29 @@
 /*
  * Many processes on the same NICs, each connected to each, and many QPs in one.
  *
- *   mesh --folder F --rank R --ranks N [--seconds S]    one of N processes that meet in the folder F
- *   mesh --wrap                                         makes and destroys more QPs than a NIC has numbers for
- *   mesh --one                                          opens all devices, and the first one twice; QPs across all of them
- *   mesh --hold                                         makes a QP, prints its number and waits to be killed
+ *   mesh --folder F --rank R --ranks N [--seconds S]
+ *                  one of N processes that meet in the folder F
+ *   mesh --wrap    makes and destroys more QPs than a NIC has numbers for
+ *   mesh --one     opens all devices, and the first one twice; QPs across all of them
+ *   mesh --hold    makes a QP, prints its number and waits to be killed
  *
- * A process has a connected QP for each other, on device (R + other) modulo the devices there are, and each sends every other numbered messages
- * whose content follows from the two ranks. Each must arrive once, in order, intact, and be of the right QP.
+ * A process has a connected QP for each other, on device (R + other) modulo the devices there are,
+ * and each sends every other numbered messages whose content follows from the two ranks. Each must
+ * arrive once, in order, intact, and be of the right QP.
  */
 #include "common.h"
 #include <fcntl.h>
 #include <infiniband/verbs.h>
 
-enum { MOST = 64, DEVICES = 4, BYTES = 3000, RECEIVES = 8, WAIT_US = 40 * 1000000, WRAP = 70000, KEPT = 100 };
+enum {
+    MOST = 64,
+    DEVICES = 4,
+    BYTES = 3000,
+    RECEIVES = 8,
+    WAIT_US = 40 * 1000000,
+    WRAP = 70000,
+    KEPT = 100
+};
 
 struct end {
     uint32_t qpn;
@@ -63,8 +73,14 @@ static void open_all(int most)
 
 static struct ibv_qp *make_qp(int device)
 {
-    struct ibv_qp_init_attr init = { .send_cq = cqs[device], .recv_cq = cqs[device], .qp_type = IBV_QPT_RC, .sq_sig_all = 1,
-        .cap = { .max_send_wr = RECEIVES, .max_recv_wr = RECEIVES, .max_send_sge = 1, .max_recv_sge = 1 } };
+    struct ibv_qp_init_attr init = { .send_cq = cqs[device],
+                                     .recv_cq = cqs[device],
+                                     .qp_type = IBV_QPT_RC,
+                                     .sq_sig_all = 1,
+                                     .cap = { .max_send_wr = RECEIVES,
+                                              .max_recv_wr = RECEIVES,
+                                              .max_send_sge = 1,
+                                              .max_recv_sge = 1 } };
     struct ibv_qp *qp = ibv_create_qp(pds[device], &init);
 
     if (!qp)
@@ -82,15 +98,30 @@ static struct end end_of(int device, struct ibv_qp *qp)
 
 static void connect_qp(struct ibv_qp *qp, const struct end *to)
 {
-    struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1, .path_mtu = IBV_MTU_1024, .dest_qp_num = to->qpn, .min_rnr_timer = 1,
-        .max_rd_atomic = 1, .max_dest_rd_atomic = 1, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7,
-        .ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = to->gid, .hop_limit = 8 } } };
+    struct ibv_qp_attr a = {
+        .qp_state = IBV_QPS_INIT,
+        .port_num = 1,
+        .path_mtu = IBV_MTU_1024,
+        .dest_qp_num = to->qpn,
+        .min_rnr_timer = 1,
+        .max_rd_atomic = 1,
+        .max_dest_rd_atomic = 1,
+        .timeout = 14,
+        .retry_cnt = 7,
+        .rnr_retry = 7,
+        .ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = to->gid, .hop_limit = 8 } }
+    };
 
-    CHECK(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+    CHECK(ibv_modify_qp(qp, &a,
+                        IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
     a.qp_state = IBV_QPS_RTR;
-    CHECK(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
+    CHECK(ibv_modify_qp(qp, &a,
+                        IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+                            IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
     a.qp_state = IBV_QPS_RTS;
-    CHECK(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC));
+    CHECK(ibv_modify_qp(qp, &a,
+                        IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
+                            IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC));
 }
 
 static uint64_t key_of(int from, int to, uint32_t n)
@@ -123,7 +154,8 @@ static void send_next(int to, int device)
     uint8_t *p = l->out[l->sent % RECEIVES];
     uint32_t n = l->sent++, len = len_of(rank, to, n);
     struct ibv_sge sge = { (uintptr_t)p, len, mrs[device]->lkey };
-    struct ibv_send_wr wr = { .wr_id = to, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND }, *bad;
+    struct ibv_send_wr wr = { .wr_id = to, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND },
+                       *bad;
 
     content_make(p, len, key_of(rank, to, n), n);
     CHECK(ibv_post_send(l->qp, &wr, &bad));
@@ -136,13 +168,16 @@ static void completed(const struct ibv_wc *wc, int device)
     const char *wrong;
 
     if (wc->status || !l->qp || wc->qp_num != l->qp->qp_num)
-        fail("rank %d: %s for rank %d on QP %#x, its own is %#x", rank, ibv_wc_status_str(wc->status), other, wc->qp_num, l->qp ? l->qp->qp_num : 0);
+        fail("rank %d: %s for rank %d on QP %#x, its own is %#x", rank,
+             ibv_wc_status_str(wc->status), other, wc->qp_num, l->qp ? l->qp->qp_num : 0);
     if (!(wc->wr_id >> 32)) {
         l->done++;
         return;
     }
-    wrong = wc->byte_len != len_of(other, rank, l->received) ? "its length is wrong"
-            : content_wrong(l->in[l->received % RECEIVES], wc->byte_len, key_of(other, rank, l->received), l->received);
+    wrong = wc->byte_len != len_of(other, rank, l->received)
+                ? "its length is wrong"
+                : content_wrong(l->in[l->received % RECEIVES], wc->byte_len,
+                                key_of(other, rank, l->received), l->received);
     if (wrong)
         fail("rank %d: message %u of rank %d: %s", rank, l->received, other, wrong);
     receive(other, device, l->received + RECEIVES);
@@ -249,7 +284,8 @@ static void mesh(const char *folder)
                 while (ibv_poll_cq(cqs[d], 1, &wc) > 0)
                     completed(&wc, d);
             if (now_us() > at + WAIT_US)
-                fail("rank %d: %u of %u messages of rank %d", rank, links[i].received, of[i][rank], i);
+                fail("rank %d: %u of %u messages of rank %d", rank, links[i].received, of[i][rank],
+                     i);
         }
     tell(folder, "end", "", 0);
     for (i = 0; i < ranks; i++) {
@@ -278,7 +314,11 @@ static void both_ways(int a, int b)
     }
     for (i = 0; i < 2; i++) {
         struct ibv_sge sge = { (uintptr_t)memory + i * BYTES, BYTES, mrs[device[i]]->lkey };
-        struct ibv_send_wr send = { .wr_id = i, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND }, *bad;
+        struct ibv_send_wr send = { .wr_id = i,
+                                    .sg_list = &sge,
+                                    .num_sge = 1,
+                                    .opcode = IBV_WR_SEND },
+                           *bad;
 
         content_make(memory + i * BYTES, BYTES, i + 1, 1);
         CHECK(ibv_post_send(qps[i], &send, &bad));
@@ -289,7 +329,8 @@ static void both_ways(int a, int b)
         for (i = 0; i < 2; i++)
             while (ibv_poll_cq(cqs[device[i]], 1, &wc) > 0) {
                 if (wc.status || wc.qp_num != qps[wc.wr_id]->qp_num)
-                    fail("devices %d and %d: %s, QP %#x", a, b, ibv_wc_status_str(wc.status), wc.qp_num);
+                    fail("devices %d and %d: %s, QP %#x", a, b, ibv_wc_status_str(wc.status),
+                         wc.qp_num);
                 left--;
             }
         if (now_us() > until)
@@ -307,17 +348,27 @@ static void both_ways(int a, int b)
 /* UC and UD QPs that rest in SQD say so, and go on. */
 static void drained(enum ibv_qp_type type)
 {
-    struct ibv_qp_init_attr init = { .send_cq = cqs[0], .recv_cq = cqs[0], .qp_type = type, .cap = { 4, 4, 1, 1, 0 } };
+    struct ibv_qp_init_attr init = {
+        .send_cq = cqs[0], .recv_cq = cqs[0], .qp_type = type, .cap = { 4, 4, 1, 1, 0 }
+    };
     struct ibv_qp *qp = ibv_create_qp(pds[0], &init);
-    struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1, .dest_qp_num = qp ? qp->qp_num : 0, .path_mtu = IBV_MTU_1024,
-        .en_sqd_async_notify = 1, .ah_attr = { .is_global = 1, .port_num = 1, .grh.hop_limit = 8 } };
+    struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT,
+                             .port_num = 1,
+                             .dest_qp_num = qp ? qp->qp_num : 0,
+                             .path_mtu = IBV_MTU_1024,
+                             .en_sqd_async_notify = 1,
+                             .ah_attr = { .is_global = 1, .port_num = 1, .grh.hop_limit = 8 } };
     struct ibv_async_event event;
     int ud = type == IBV_QPT_UD;
 
     CHECK(ibv_query_gid(contexts[0], 1, 0, &a.ah_attr.grh.dgid));
-    CHECK(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PORT | IBV_QP_PKEY_INDEX | (ud ? IBV_QP_QKEY : IBV_QP_ACCESS_FLAGS)));
+    CHECK(ibv_modify_qp(qp, &a,
+                        IBV_QP_STATE | IBV_QP_PORT | IBV_QP_PKEY_INDEX |
+                            (ud ? IBV_QP_QKEY : IBV_QP_ACCESS_FLAGS)));
     a.qp_state = IBV_QPS_RTR;
-    CHECK(ibv_modify_qp(qp, &a, IBV_QP_STATE | (ud ? 0 : IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN)));
+    CHECK(ibv_modify_qp(
+        qp, &a,
+        IBV_QP_STATE | (ud ? 0 : IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN)));
     a.qp_state = IBV_QPS_RTS;
     CHECK(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_SQ_PSN));
     a.qp_state = IBV_QPS_SQD;

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Mistakes of a program that an RNIC answers with an error of its own: failover must not hide them, nor take longer than the transport to tell.
+ * Mistakes of a program that an RNIC answers with an error of its own: failover must not hide them,
+ * nor take longer than the transport to tell.
  *
- *   mistakes psn-ahead | psn-behind | qpn    a WRITE over two QPs that do not fit fails after the transport's own retries
+ *   mistakes psn-ahead | psn-behind | qpn    a WRITE over two QPs that do not fit fails after the
+ *                                            transport's own retries
  *   mistakes gid                             a peer that nobody is: to RTR, and an address handle
  *   mistakes length                          a message longer than max_msg_sz
  */
@@ -12,22 +14,43 @@ enum { ERROR_WITHIN_US = 10 * 1000000, DEEP = 1 << 20 };
 
 static struct pair p;
 
-static void connect_one(struct ibv_qp *qp, uint32_t dest_qpn, uint32_t sq_psn, union ibv_gid gid, int error)
+static void connect_one(struct ibv_qp *qp, uint32_t dest_qpn, uint32_t sq_psn, union ibv_gid gid,
+                        int error)
 {
-    struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE };
+    struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT,
+                             .port_num = 1,
+                             .qp_access_flags = IBV_ACCESS_REMOTE_WRITE };
 
-    check(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS), "to INIT");
-    a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = dest_qpn, .rq_psn = DEEP,
-                              .max_dest_rd_atomic = 1, .min_rnr_timer = 12 };
-    a.ah_attr = (struct ibv_ah_attr){ .is_global = 1, .port_num = 1, .grh = { .dgid = gid, .sgid_index = p.sgid_index, .hop_limit = 64 } };
-    errno = ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
-                                      IBV_QP_MIN_RNR_TIMER);
+    check(
+        ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS),
+        "to INIT");
+    a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR,
+                              .path_mtu = IBV_MTU_1024,
+                              .dest_qp_num = dest_qpn,
+                              .rq_psn = DEEP,
+                              .max_dest_rd_atomic = 1,
+                              .min_rnr_timer = 12 };
+    a.ah_attr =
+        (struct ibv_ah_attr){ .is_global = 1,
+                              .port_num = 1,
+                              .grh = { .dgid = gid, .sgid_index = p.sgid_index, .hop_limit = 64 } };
+    errno = ibv_modify_qp(qp, &a,
+                          IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+                              IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
     if (errno != error)
         fail("to RTR: %s, not %s", strerror(errno), strerror(error));
     if (error)
         return;
-    a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 12, .retry_cnt = 3, .rnr_retry = 7, .sq_psn = sq_psn, .max_rd_atomic = 1 };
-    check(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC), "to RTS");
+    a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS,
+                              .timeout = 12,
+                              .retry_cnt = 3,
+                              .rnr_retry = 7,
+                              .sq_psn = sq_psn,
+                              .max_rd_atomic = 1 };
+    check(ibv_modify_qp(qp, &a,
+                        IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                            IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC),
+          "to RTS");
 }
 
 static void does_not_fit(struct ibv_cq *cq, uint32_t dest_qpn, uint32_t sq_psn)
@@ -50,7 +73,9 @@ static void does_not_fit(struct ibv_cq *cq, uint32_t dest_qpn, uint32_t sq_psn)
 static void gid(void)
 {
     union ibv_gid nobody = p.gid;
-    struct ibv_ah_attr ah = { .is_global = 1, .port_num = 1, .grh = { .sgid_index = p.sgid_index, .hop_limit = 64 } };
+    struct ibv_ah_attr ah = { .is_global = 1,
+                              .port_num = 1,
+                              .grh = { .sgid_index = p.sgid_index, .hop_limit = 64 } };
 
     nobody.raw[14] = 250; /* host number 250 */
     connect_one(p.from, p.to->qp_num, 0, nobody, ETIMEDOUT);

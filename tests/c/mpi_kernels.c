@@ -1,14 +1,18 @@
-/* Three kernels over MPI, as small relatives of the NAS parallel benchmarks, each of which checks its result in every iteration:
+/* Three kernels over MPI, as small relatives of the NAS parallel benchmarks, each of which checks
+ * its result in every iteration:
  *
  *   mpicc -O2 -o mpi_kernels mpi_kernels.c -lm
  *   mpirun -np 8 mpi_kernels is|ft|lu S|W|A|B ITERATIONS [FILE]
  *
- *   is  keys are sorted by buckets (MPI_Allreduce, MPI_Alltoall, MPI_Alltoallv): in order within and between processes, none lost or changed
- *   ft  a transform in three dimensions, slab by slab (MPI_Alltoall), and back: the input again, and one coefficient as its definition gives it
+ *   is  keys are sorted by buckets (MPI_Allreduce, MPI_Alltoall, MPI_Alltoallv): in order within
+ *       and between processes, none lost or changed
+ *   ft  a transform in three dimensions, slab by slab (MPI_Alltoall), and back: the input again,
+ *       and one coefficient as its definition gives it
  *   lu  a matrix is factorised by panels that go around a ring (MPI_Send, MPI_Recv): L(Ux) is Ax
  *
- * Process 0 prints lines of JSON: when all are connected to each other (with FILE, they wait until there is one of that name), when iterations
- * begin (CLOCK_MONOTONIC), and what these took. The exit status is 1 where a check failed. */
+ * Process 0 prints lines of JSON: when all are connected to each other (with FILE, they wait
+ * until there is one of that name), when iterations begin (CLOCK_MONOTONIC), and what these
+ * took. The exit status is 1 where a check failed. */
 #include <complex.h>
 #include <math.h>
 #include <mpi.h>
@@ -100,7 +104,8 @@ static void divide(const int *in_bucket, uint64_t keys, int *owner) {
 
 static uint32_t *exchanged(const uint32_t *keys, int count, uint64_t all_keys, int *received) {
     int in_bucket[BUCKETS] = {0}, owner[BUCKETS], next[BUCKETS];
-    int *out = need(4 * processes * sizeof(int)), *out_at = out + processes, *in = out_at + processes, *in_at = in + processes;
+    int *out = need(4 * processes * sizeof(int)), *out_at = out + processes,
+        *in = out_at + processes, *in_at = in + processes;
     for (int i = 0; i < count; i++) in_bucket[keys[i] >> (KEY_BITS - BUCKET_BITS)]++;
     divide(in_bucket, all_keys, owner);
     memset(out, 0, processes * sizeof(int));
@@ -117,7 +122,8 @@ static uint32_t *exchanged(const uint32_t *keys, int count, uint64_t all_keys, i
     }
     uint32_t *outgoing = need(count * sizeof *outgoing), *incoming = need(total * sizeof *incoming);
     for (int i = 0; i < count; i++) outgoing[next[keys[i] >> (KEY_BITS - BUCKET_BITS)]++] = keys[i];
-    MPI_Alltoallv(outgoing, out, out_at, MPI_UINT32_T, incoming, in, in_at, MPI_UINT32_T, MPI_COMM_WORLD);
+    MPI_Alltoallv(outgoing, out, out_at, MPI_UINT32_T, incoming, in, in_at, MPI_UINT32_T,
+                  MPI_COMM_WORLD);
     free(outgoing);
     free(out);
     *received = total;
@@ -138,12 +144,14 @@ static void count_sort(uint32_t *keys, int count) {
     free(counts);
 }
 
-/* Each process's largest key is no larger than the smallest of any behind it; one without keys passes on what it hears. */
+/* Each process's largest key is no larger than the smallest of any behind it; one without keys
+ * passes on what it hears. */
 static int in_order(const uint32_t *keys, int count) {
     int right = 1;
     for (int i = 1; i < count; i++) right &= keys[i - 1] <= keys[i];
     uint32_t before = 0, last;
-    if (rank > 0) MPI_Recv(&before, 1, MPI_UINT32_T, rank - 1, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    if (rank > 0)
+        MPI_Recv(&before, 1, MPI_UINT32_T, rank - 1, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
     last = count ? keys[count - 1] : before;
     if (rank + 1 < processes) MPI_Send(&last, 1, MPI_UINT32_T, rank + 1, 1, MPI_COMM_WORLD);
     return right && (!count || before <= keys[0]);
@@ -191,23 +199,27 @@ static void transform(point *x, int n, int stride, const point *roots, point *li
     for (int i = 0; i < n; i++) x[(size_t)i * stride] = line[i];
 }
 
-/* From slabs of the first index to slabs of the second, or back: what is local of [a][b][c], `own` of a, becomes [b][a][c], `own` of b. */
+/* From slabs of the first index to slabs of the second, or back: what is local of [a][b][c],
+ * `own` of a, becomes [b][a][c], `own` of b. */
 static void transpose(point *x, point *space, int n, int own) {
     size_t block = (size_t)own * own * n;
     for (int p = 0; p < processes; p++)
         for (int a = 0; a < own; a++)
             for (int b = 0; b < own; b++)
-                memcpy(space + p * block + ((size_t)b * own + a) * n, x + ((size_t)a * n + p * own + b) * n, n * sizeof *x);
+                memcpy(space + p * block + ((size_t)b * own + a) * n,
+                       x + ((size_t)a * n + p * own + b) * n, n * sizeof *x);
     MPI_Alltoall(space, 2 * block, MPI_DOUBLE, x, 2 * block, MPI_DOUBLE, MPI_COMM_WORLD);
     for (int p = 0; p < processes; p++)
         for (int b = 0; b < own; b++)
-            memcpy(space + ((size_t)b * n + p * own) * n, x + p * block + (size_t)b * own * n, (size_t)own * n * sizeof *x);
+            memcpy(space + ((size_t)b * n + p * own) * n, x + p * block + (size_t)b * own * n,
+                   (size_t)own * n * sizeof *x);
     memcpy(x, space, (size_t)own * n * n * sizeof *x);
 }
 
 static void all_lines(point *x, int slabs, int n, int middle, const point *roots, point *line) {
     for (int a = 0; a < slabs; a++)
-        for (int i = 0; i < n; i++) transform(x + (size_t)a * n * n + (middle ? i : i * n), n, middle ? n : 1, roots, line);
+        for (int i = 0; i < n; i++)
+            transform(x + (size_t)a * n * n + (middle ? i : i * n), n, middle ? n : 1, roots, line);
 }
 
 /* One coefficient, as its definition has it. */
@@ -217,7 +229,8 @@ static point coefficient(const point *x, int n, int own, const int at[3], const 
         for (int b = 0; b < n; b++)
             for (int c = 0; c < n; c++) {
                 int turn = ((rank * own + a) * at[0] + b * at[1] + c * at[2]) % n;
-                mine += x[((size_t)a * n + b) * n + c] * (turn < n / 2 ? roots[turn] : -roots[turn - n / 2]);
+                mine += x[((size_t)a * n + b) * n + c] *
+                        (turn < n / 2 ? roots[turn] : -roots[turn - n / 2]);
             }
     MPI_Allreduce(&mine, &all, 2, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
     return all;
@@ -226,7 +239,8 @@ static point coefficient(const point *x, int n, int own, const int at[3], const 
 static int ft(const struct size *size, int iteration) {
     int n = size->points, own = n / processes;
     size_t local = (size_t)own * n * n;
-    point *x = need(local * sizeof *x), *space = need(local * sizeof *x), *line = need(2 * n * sizeof *x), *roots = line + n, *back = roots + n / 2;
+    point *x = need(local * sizeof *x), *space = need(local * sizeof *x),
+          *line = need(2 * n * sizeof *x), *roots = line + n, *back = roots + n / 2;
     uint64_t seed = mixed((uint64_t)iteration << 32 | rank);
     for (int k = 0; k < n / 2; k++) {
         roots[k] = cexp(-2 * M_PI * I * k / n);
@@ -241,13 +255,15 @@ static int ft(const struct size *size, int iteration) {
     transpose(x, space, n, own);
     all_lines(x, own, n, 1, roots, line);
     double tolerance = 1e-12 * n * n * n;
-    int right = at[1] / own != rank || cabs(x[((size_t)(at[1] % own) * n + at[0]) * n + at[2]] - expected) < tolerance;
+    int right = at[1] / own != rank ||
+                cabs(x[((size_t)(at[1] % own) * n + at[0]) * n + at[2]] - expected) < tolerance;
     all_lines(x, own, n, 1, back, line);
     transpose(x, space, n, own);
     all_lines(x, own, n, 1, back, line);
     all_lines(x, own, n, 0, back, line);
     for (size_t i = 0; i < local; i++)
-        right &= cabs(x[i] / ((double)n * n * n) - (number(seed + 2 * i) + I * number(seed + 2 * i + 1))) < 1e-12;
+        right &= cabs(x[i] / ((double)n * n * n) -
+                      (number(seed + 2 * i) + I * number(seed + 2 * i + 1))) < 1e-12;
     free(x);
     free(space);
     free(line);
@@ -285,7 +301,8 @@ static void update(double *column, const double *panel, int n, int first) {
 /* The panel goes from its owner around the ring. */
 static void pass_on(double *panel, int count, int owner) {
     int next = (rank + 1) % processes, previous = (rank + processes - 1) % processes;
-    if (rank != owner) MPI_Recv(panel, count, MPI_DOUBLE, previous, 2, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    if (rank != owner)
+        MPI_Recv(panel, count, MPI_DOUBLE, previous, 2, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
     if (next != owner) MPI_Send(panel, count, MPI_DOUBLE, next, 2, MPI_COMM_WORLD);
 }
 
@@ -296,7 +313,8 @@ static int column_of(int own) {
 
 /* What L(Ux) and Ax differ by, at the most; x are numbers. */
 static double residual(const double *lu, int n, int own, int iteration) {
-    double *parts = need(2 * n * sizeof *parts), *ax = parts, *ux = parts + n, *sums = need(3 * n * sizeof *sums), *lux = sums + 2 * n, most = 0;
+    double *parts = need(2 * n * sizeof *parts), *ax = parts, *ux = parts + n,
+           *sums = need(3 * n * sizeof *sums), *lux = sums + 2 * n, most = 0;
     memset(parts, 0, 2 * n * sizeof *parts);
     for (int j = 0; j < own; j++) {
         int column = column_of(j);
@@ -309,7 +327,8 @@ static double residual(const double *lu, int n, int own, int iteration) {
     for (int j = 0; j < own; j++) {
         int column = column_of(j);
         parts[column] += sums[n + column];
-        for (int row = column + 1; row < n; row++) parts[row] += lu[(size_t)j * n + row] * sums[n + column];
+        for (int row = column + 1; row < n; row++)
+            parts[row] += lu[(size_t)j * n + row] * sums[n + column];
     }
     MPI_Allreduce(parts, lux, n, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
     for (int row = 0; row < n; row++) most = fmax(most, fabs(lux[row] - sums[row]));
@@ -320,9 +339,11 @@ static double residual(const double *lu, int n, int own, int iteration) {
 
 static int lu(const struct size *size, int iteration) {
     int n = size->rows, own = n / processes;
-    double *columns = need((size_t)own * n * sizeof *columns), *panel = need((size_t)PANEL * n * sizeof *panel);
+    double *columns = need((size_t)own * n * sizeof *columns),
+           *panel = need((size_t)PANEL * n * sizeof *panel);
     for (int j = 0; j < own; j++)
-        for (int row = 0; row < n; row++) columns[(size_t)j * n + row] = entry(iteration, n, row, column_of(j));
+        for (int row = 0; row < n; row++)
+            columns[(size_t)j * n + row] = entry(iteration, n, row, column_of(j));
     for (int first = 0; first < n; first += PANEL) {
         int owner = first / PANEL % processes, local = first / PANEL / processes * PANEL;
         double *of = columns + (size_t)local * n;
@@ -351,7 +372,8 @@ static const struct {
 static void connect_all(void) {
     for (int p = 0; p < processes; p++) {
         int in, to = (rank + p) % processes, from = (rank + processes - p) % processes;
-        MPI_Sendrecv(&rank, 1, MPI_INT, to, 3, &in, 1, MPI_INT, from, 3, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        MPI_Sendrecv(&rank, 1, MPI_INT, to, 3, &in, 1, MPI_INT, from, 3, MPI_COMM_WORLD,
+                     MPI_STATUS_IGNORE);
     }
 }
 
@@ -377,13 +399,16 @@ int main(int argc, char **argv) {
     int (*iterate)(const struct size *, int) = NULL;
     char *end = NULL;
     long iterations = argc > 3 ? strtol(argv[3], &end, 10) : 0;
-    int right = (argc == 4 || argc == 5) && strlen(argv[2]) == 1 && !*end && iterations >= 1 && iterations <= 1000000;
+    int right = (argc == 4 || argc == 5) && strlen(argv[2]) == 1 && !*end && iterations >= 1 &&
+                iterations <= 1000000;
     for (size_t i = 0; right && i < sizeof KERNELS / sizeof *KERNELS; i++)
         if (strcmp(argv[1], KERNELS[i].name) == 0) iterate = KERNELS[i].iterate;
     for (size_t i = 0; right && i < sizeof SIZES / sizeof *SIZES; i++)
         if (SIZES[i].name == *argv[2]) size = &SIZES[i];
-    if (!size || !iterate) fail("usage: mpi_kernels is|ft|lu S|W|A|B ITERATIONS [FILE], 1 to 1000000 iterations");
-    if (size->points % processes || size->rows % (processes * PANEL)) fail("the number of processes must be 1, 2, 4 or 8");
+    if (!size || !iterate)
+        fail("usage: mpi_kernels is|ft|lu S|W|A|B ITERATIONS [FILE], 1 to 1000000 iterations");
+    if (size->points % processes || size->rows % (processes * PANEL))
+        fail("the number of processes must be 1, 2, 4 or 8");
     connect_all();
     int verified = iterate(size, 0);
     MPI_Barrier(MPI_COMM_WORLD);
@@ -395,8 +420,10 @@ int main(int argc, char **argv) {
     for (int i = 1; i <= iterations; i++) verified &= iterate(size, i);
     double seconds = MPI_Wtime() - began;
     if (rank == 0)
-        printf("{\"kernel\": \"%s\", \"size\": \"%s\", \"processes\": %d, \"iterations\": %ld, \"seconds\": %.6f, \"verified\": %s}\n",
-               argv[1], argv[2], processes, iterations, seconds, verified ? "true" : "false"), fflush(stdout);
+        printf("{\"kernel\": \"%s\", \"size\": \"%s\", \"processes\": %d, \"iterations\": %ld, "
+               "\"seconds\": %.6f, \"verified\": %s}\n",
+               argv[1], argv[2], processes, iterations, seconds, verified ? "true" : "false"),
+            fflush(stdout);
     MPI_Finalize();
     return verified ? 0 : 1;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Functions that a program which was built against a newer libibverbs calls with objects of ours: registration by attributes, buffers and
- * the speed of a port work; the others answer EOPNOTSUPP, and none crashes. They are taken by dlsym, as the installed header may lack them.
+ * Functions that a program which was built against a newer libibverbs calls with objects of ours:
+ * registration by attributes, buffers and the speed of a port work; the others answer EOPNOTSUPP,
+ * and none crashes. They are taken by dlsym, as the installed header may lack them.
  *
  *   newer NAME...    also: each function NAME is there
  */
@@ -59,9 +60,15 @@ static void absent_verb(const char *name)
 static void registration(void)
 {
     struct ibv_mr *(*reg_mr_ex)(struct ibv_pd *, struct attributes *) = function("ibv_reg_mr_ex");
-    struct attributes a = { .length = 64, .access = IBV_ACCESS_LOCAL_WRITE, .comp_mask = ADDR, .addr = p.memory };
+    struct attributes a = {
+        .length = 64, .access = IBV_ACCESS_LOCAL_WRITE, .comp_mask = ADDR, .addr = p.memory
+    };
     struct ibv_mr *mr = reg_mr_ex(p.pd, &a);
-    int wrong[][2] = { { FD, EOPNOTSUPP }, { ADDR | DMAH, EOPNOTSUPP }, { ADDR | 1 << 20, EOPNOTSUPP }, { 0, EINVAL }, { IOVA, EINVAL } };
+    int wrong[][2] = { { FD, EOPNOTSUPP },
+                       { ADDR | DMAH, EOPNOTSUPP },
+                       { ADDR | 1 << 20, EOPNOTSUPP },
+                       { 0, EINVAL },
+                       { IOVA, EINVAL } };
     size_t i;
 
     if (!mr || mr->addr != p.memory || mr->length != 64 || !mr->lkey)
@@ -85,7 +92,8 @@ static void registration(void)
 static void buffers(void)
 {
     void *(*alloc_buf)(struct ibv_pd *, size_t, void **) = function("ibv_alloc_buf");
-    struct ibv_mr *(*reg_buf_mr)(struct ibv_pd *, void *, void *, size_t, int) = function("ibv_reg_buf_mr");
+    struct ibv_mr *(*reg_buf_mr)(struct ibv_pd *, void *, void *, size_t, int) =
+        function("ibv_reg_buf_mr");
     struct ibv_mr *(*reg_mr_ex)(struct ibv_pd *, struct attributes *) = function("ibv_reg_mr_ex");
     int (*export)(void *) = function("ibv_export_buf_dmabuf_fd");
     void (*free_buf)(void *) = function("ibv_free_buf");
@@ -148,8 +156,10 @@ int main(int argc, char **argv)
     absent_object("ibv_alloc_dmah");
     absent_object("ibv_create_comp_cntr");
     for (i = 0; i < 10; i++)
-        absent_verb((const char *[]){ "ibv_dealloc_dmah", "_ibv_query_comp_cntr_caps", "ibv_destroy_comp_cntr", "ibv_set_comp_cntr",
-                                      "ibv_set_err_comp_cntr", "ibv_inc_comp_cntr", "ibv_inc_err_comp_cntr", "ibv_read_comp_cntr",
+        absent_verb((const char *[]){ "ibv_dealloc_dmah", "_ibv_query_comp_cntr_caps",
+                                      "ibv_destroy_comp_cntr", "ibv_set_comp_cntr",
+                                      "ibv_set_err_comp_cntr", "ibv_inc_comp_cntr",
+                                      "ibv_inc_err_comp_cntr", "ibv_read_comp_cntr",
                                       "ibv_read_err_comp_cntr", "ibv_qp_attach_comp_cntr" }[i]);
     errno = 0;
     if (export(NULL) != -1 || errno != EOPNOTSUPP)

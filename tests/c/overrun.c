@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A completion queue that overruns: IBV_EVENT_CQ_ERR with the queue, once; IBV_EVENT_QP_FATAL with the QP whose completion was lost,
- * which is in ERR then; the queue says so at each poll; and the peer gets an error, not a silence.
+ * A completion queue that overruns: IBV_EVENT_CQ_ERR with the queue, once; IBV_EVENT_QP_FATAL with
+ * the QP whose completion was lost, which is in ERR then; the queue says so at each poll; and the
+ * peer gets an error, not a silence.
  *
  *   overrun
  */
@@ -70,8 +71,10 @@ static enum ibv_wc_status completion(struct ibv_cq *cq)
 static void overrun(int at_receiver)
 {
     const char *what = at_receiver ? "at the receiver" : "at the sender";
-    struct ibv_cq *small = ibv_create_cq(p.context, SMALL, NULL, NULL, 0), *large = ibv_create_cq(p.context, LARGE, NULL, NULL, 0);
-    struct ibv_qp *from = make_qp(&p, at_receiver ? large : small), *to = make_qp(&p, at_receiver ? small : large);
+    struct ibv_cq *small = ibv_create_cq(p.context, SMALL, NULL, NULL, 0),
+                  *large = ibv_create_cq(p.context, LARGE, NULL, NULL, 0);
+    struct ibv_qp *from = make_qp(&p, at_receiver ? large : small),
+                  *to = make_qp(&p, at_receiver ? small : large);
     struct ibv_sge sge = { (uintptr_t)p.memory, 16, p.mr->lkey };
     struct ibv_send_wr send = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND }, *bad;
     struct ibv_qp *lost = at_receiver ? to : from;

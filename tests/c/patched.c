@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What Open MPI and UCX do to a process: the C library's functions for memory are overwritten with jumps to functions of the
- * program's own, as soon as a device is open and while no other thread is stopped. A thread that is inside of one of them returns
- * into the middle of another instruction, and the process dies.
+ * What Open MPI and UCX do to a process: the C library's functions for memory are overwritten with
+ * jumps to functions of the program's own, as soon as a device is open and while no other thread is
+ * stopped. A thread that is inside of one of them returns into the middle of another instruction,
+ * and the process dies.
  *
  *   patched NIC DELAY_US
  *
- * Opens the device, overwrites so much later, registers memory, closes. Status 77: only x86-64 is known here.
+ * Opens the device, overwrites so much later, registers memory, closes. Status 77: only x86-64 is
+ * known here.
  */
 #include "common.h"
 #include <infiniband/verbs.h>
@@ -29,7 +31,10 @@ static long raw(long nr, long a, long b, long c, long d, long e, long f)
     register long r10 __asm__("r10") = d, r8 __asm__("r8") = e, r9 __asm__("r9") = f;
     long result;
 
-    __asm__ volatile("syscall" : "=a"(result) : "0"(nr), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9) : "rcx", "r11", "memory");
+    __asm__ volatile("syscall"
+                     : "=a"(result)
+                     : "0"(nr), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9)
+                     : "rcx", "r11", "memory");
     __atomic_fetch_add(&calls, 1, __ATOMIC_RELAXED);
     if (result < 0 && result > -4096) {
         errno = (int)-result;

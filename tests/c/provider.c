@@ -1,13 +1,14 @@
-/* A libibverbs for UNBROKEN_LIBIBVERBS whose devices are softnic's plain ones: it hands calls on to a copy of
- * libunbroken.so beside it, which it opens with an environment of its own. So what Unbroken does with devices of the
- * machine can be tested on a machine that has none.
+/* A libibverbs for UNBROKEN_LIBIBVERBS whose devices are softnic's plain ones: it hands calls on to
+ * a copy of libunbroken.so beside it, which it opens with an environment of its own. So what
+ * Unbroken does with devices of the machine can be tested on a machine that has none.
  *
- * TEST_PROVIDER_LIBRARY: the copy. TEST_PROVIDER_RUNTIME, TEST_PROVIDER_HOST: its runtime folder and its host.
- * TEST_PROVIDER_RAILS_MS: device N reaches the devices N of other hosts only. An address handle of it that leads
- * elsewhere takes so long, and is not made: nobody there answers.
- * It registers dma-bufs, which softnic does not: files that can be mapped stand for them.
- * TEST_PROVIDER_VECTORS: a file that gets a line with the completion vector of each CQ.
- * TEST_PROVIDER_AH_MS: what each other address handle takes; one more byte is in TEST_PROVIDER_AH_FILE then. */
+ * TEST_PROVIDER_LIBRARY: the copy. TEST_PROVIDER_RUNTIME, TEST_PROVIDER_HOST: its runtime folder
+ * and its host. TEST_PROVIDER_RAILS_MS: device N reaches the devices N of other hosts only. An
+ * address handle of it that leads elsewhere takes so long, and is not made: nobody there
+ * answers. TEST_PROVIDER_AH_MS: what each other address handle takes; one more byte is in
+ * TEST_PROVIDER_AH_FILE then. It registers dma-bufs, which softnic does not: files that can be
+ * mapped stand for them. TEST_PROVIDER_VECTORS: a file that gets a line with the completion vector
+ * of each CQ. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -23,79 +24,83 @@
 typedef long function(long, long, long, long, long, long);
 
 /* Arguments and results of all of these are integers and pointers, six at most. */
-#define FUNCTIONS(F)                                                                                                   \
-	F(get_device_list) F(free_device_list) F(get_device_guid) F(get_device_name) F(open_device) F(close_device)       \
-	F(get_async_event) F(ack_async_event) F(query_device) F(query_port) F(query_gid) F(query_gid_type) F(query_pkey)   \
-	F(alloc_pd) F(dealloc_pd) F(reg_mr) F(reg_mr_iova) F(reg_mr_iova2) F(rereg_mr) F(dereg_mr)                         \
-	F(create_comp_channel) F(destroy_comp_channel) F(resize_cq) F(destroy_cq) F(get_cq_event)             \
-	F(ack_cq_events) F(create_srq) F(modify_srq) F(query_srq) F(destroy_srq) F(create_qp) F(query_qp) F(modify_qp)     \
-	F(destroy_qp) F(destroy_ah) F(fork_init) F(node_type_str) F(port_state_str) F(event_type_str)         \
-	F(wc_status_str)
+#define FUNCTIONS(F) \
+    F(get_device_list) F(free_device_list) F(get_device_guid) F(get_device_name) F(open_device) \
+    F(close_device) F(get_async_event) F(ack_async_event) F(query_device) F(query_port) \
+    F(query_gid) F(query_gid_type) F(query_pkey) F(alloc_pd) F(dealloc_pd) F(reg_mr) \
+    F(reg_mr_iova) F(reg_mr_iova2) F(rereg_mr) F(dereg_mr) F(create_comp_channel) \
+    F(destroy_comp_channel) F(resize_cq) F(destroy_cq) F(get_cq_event) \
+    F(ack_cq_events) F(create_srq) F(modify_srq) F(query_srq) F(destroy_srq) F(create_qp) \
+    F(query_qp) F(modify_qp) F(destroy_qp) F(destroy_ah) F(fork_init) F(node_type_str) \
+    F(port_state_str) F(event_type_str) F(wc_status_str)
 #define RESOLVED(F) FUNCTIONS(F) F(create_ah) F(create_cq)
 
-#define FORWARD(name)                                                                                                  \
-	static function *real_##name;                                                                                      \
-	long ibv_##name(long a, long b, long c, long d, long e, long f)                                                    \
-	{                                                                                                                  \
-		pthread_once(&once, open_copy);                                                                                \
-		return real_##name(a, b, c, d, e, f);                                                                          \
-	}
-/* Not when this library is opened: the copy waits for a thread that it starts, which needs the loader. */
+#define FORWARD(name) \
+    static function *real_##name; \
+    long ibv_##name(long a, long b, long c, long d, long e, long f) \
+    { \
+        pthread_once(&once, open_copy); \
+        return real_##name(a, b, c, d, e, f); \
+    }
+/* Not when this library is opened: the copy waits for a thread that it starts, which needs the
+ * loader. */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static void open_copy(void);
 FUNCTIONS(FORWARD)
 static function *real_create_ah, *real_create_cq;
 
-/* `ibv_pd` and `ibv_context` begin with their context and their device; `ibv_ah_attr` with the GID. */
+/* `ibv_pd` and `ibv_context` begin with their context and their device; `ibv_ah_attr` with the
+ * GID. */
 long ibv_create_ah(void ***pd, const unsigned char *to)
 {
-	const char *ms = getenv("TEST_PROVIDER_RAILS_MS");
-	pthread_once(&once, open_copy);
-	const char *name = (const char *)real_get_device_name((long)**pd, 0, 0, 0, 0, 0);
-	if (ms && name[strlen(name) - 1] - '0' != to[15]) {
-		usleep(1000 * strtoul(ms, NULL, 10));
-		errno = ETIMEDOUT;
-		return 0;
-	}
-	if ((ms = getenv("TEST_PROVIDER_AH_MS"))) {
-		const char *file = getenv("TEST_PROVIDER_AH_FILE");
-		FILE *made;
-		usleep(1000 * strtoul(ms, NULL, 10));
-		if (file && (made = fopen(file, "a"))) {
-			fputc('.', made);
-			fclose(made);
-		}
-	}
-	return real_create_ah((long)pd, (long)to, 0, 0, 0, 0);
+    const char *ms = getenv("TEST_PROVIDER_RAILS_MS");
+    pthread_once(&once, open_copy);
+    const char *name = (const char *)real_get_device_name((long)**pd, 0, 0, 0, 0, 0);
+    if (ms && name[strlen(name) - 1] - '0' != to[15]) {
+        usleep(1000 * strtoul(ms, NULL, 10));
+        errno = ETIMEDOUT;
+        return 0;
+    }
+    if ((ms = getenv("TEST_PROVIDER_AH_MS"))) {
+        const char *file = getenv("TEST_PROVIDER_AH_FILE");
+        FILE *made;
+        usleep(1000 * strtoul(ms, NULL, 10));
+        if (file && (made = fopen(file, "a"))) {
+            fputc('.', made);
+            fclose(made);
+        }
+    }
+    return real_create_ah((long)pd, (long)to, 0, 0, 0, 0);
 }
 
 /* A dma-buf is any file that can be mapped: its pages are what a device reaches. */
-long ibv_reg_dmabuf_mr(long pd, unsigned long offset, unsigned long length, long iova, int fd, int access)
+long ibv_reg_dmabuf_mr(long pd, unsigned long offset, unsigned long length, long iova, int fd,
+                       int access)
 {
-	void *at;
+    void *at;
 
-	pthread_once(&once, open_copy);
-	if (fd < 0) {
-		errno = EBADF;
-		return 0;
-	}
-	at = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, offset);
-	if (at == MAP_FAILED)
-		return 0;
-	return real_reg_mr_iova2(pd, (long)at, length, iova, access, 0);
+    pthread_once(&once, open_copy);
+    if (fd < 0) {
+        errno = EBADF;
+        return 0;
+    }
+    at = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, offset);
+    if (at == MAP_FAILED)
+        return 0;
+    return real_reg_mr_iova2(pd, (long)at, length, iova, access, 0);
 }
 
 long ibv_create_cq(long context, long entries, long cq_context, long channel, long vector)
 {
-	const char *file = getenv("TEST_PROVIDER_VECTORS");
-	FILE *made = file ? fopen(file, "a") : NULL;
+    const char *file = getenv("TEST_PROVIDER_VECTORS");
+    FILE *made = file ? fopen(file, "a") : NULL;
 
-	if (made) {
-		fprintf(made, "%d\n", (int)vector);
-		fclose(made);
-	}
-	pthread_once(&once, open_copy);
-	return real_create_cq(context, entries, cq_context, channel, vector, 0);
+    if (made) {
+        fprintf(made, "%d\n", (int)vector);
+        fclose(made);
+    }
+    pthread_once(&once, open_copy);
+    return real_create_cq(context, entries, cq_context, channel, vector, 0);
 }
 
 extern char **environ;
@@ -103,54 +108,55 @@ extern char **environ;
 /* Takes all variables of ours out of the environment, and keeps them. */
 static char **take_ours(void)
 {
-	size_t n = 0, kept = 0;
-	while (environ[n])
-		n++;
-	char **ours = calloc(n + 1, sizeof *ours);
-	for (size_t i = 0; ours && i < n; i++)
-		if (!strncmp(environ[i], PREFIX, strlen(PREFIX)))
-			ours[kept++] = strdup(environ[i]);
-	for (size_t i = 0; i < kept; i++) {
-		char *name = strndup(ours[i], strcspn(ours[i], "="));
-		unsetenv(name);
-		free(name);
-	}
-	return ours;
+    size_t n = 0, kept = 0;
+    while (environ[n])
+        n++;
+    char **ours = calloc(n + 1, sizeof *ours);
+    for (size_t i = 0; ours && i < n; i++)
+        if (!strncmp(environ[i], PREFIX, strlen(PREFIX)))
+            ours[kept++] = strdup(environ[i]);
+    for (size_t i = 0; i < kept; i++) {
+        char *name = strndup(ours[i], strcspn(ours[i], "="));
+        unsetenv(name);
+        free(name);
+    }
+    return ours;
 }
 
 static void give_back(char **ours)
 {
-	unsetenv("UNBROKEN_RUNTIME");
-	unsetenv("UNBROKEN_HOST");
-	unsetenv("UNBROKEN_FAILOVER");
-	for (size_t i = 0; ours && ours[i]; i++)
-		putenv(ours[i]); /* it belongs to the environment now */
-	free(ours);
+    unsetenv("UNBROKEN_RUNTIME");
+    unsetenv("UNBROKEN_HOST");
+    unsetenv("UNBROKEN_FAILOVER");
+    for (size_t i = 0; ours && ours[i]; i++)
+        putenv(ours[i]); /* it belongs to the environment now */
+    free(ours);
 }
 
 static void open_copy(void)
 {
-	const char *library = getenv("TEST_PROVIDER_LIBRARY"), *runtime = getenv("TEST_PROVIDER_RUNTIME");
-	const char *host = getenv("TEST_PROVIDER_HOST");
-	if (!library || !runtime || !host) {
-		fprintf(stderr, "provider.c: TEST_PROVIDER_LIBRARY, _RUNTIME and _HOST are to be set\n");
-		abort();
-	}
-	char **ours = take_ours();
-	setenv("UNBROKEN_RUNTIME", runtime, 1);
-	setenv("UNBROKEN_HOST", host, 1);
-	setenv("UNBROKEN_FAILOVER", "0", 1);
-	void *copy = dlopen(library, RTLD_NOW | RTLD_LOCAL);
-	if (!copy) {
-		fprintf(stderr, "provider.c: %s\n", dlerror());
-		abort();
-	}
+    const char *library = getenv("TEST_PROVIDER_LIBRARY"),
+               *runtime = getenv("TEST_PROVIDER_RUNTIME");
+    const char *host = getenv("TEST_PROVIDER_HOST");
+    if (!library || !runtime || !host) {
+        fprintf(stderr, "provider.c: TEST_PROVIDER_LIBRARY, _RUNTIME and _HOST are to be set\n");
+        abort();
+    }
+    char **ours = take_ours();
+    setenv("UNBROKEN_RUNTIME", runtime, 1);
+    setenv("UNBROKEN_HOST", host, 1);
+    setenv("UNBROKEN_FAILOVER", "0", 1);
+    void *copy = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+    if (!copy) {
+        fprintf(stderr, "provider.c: %s\n", dlerror());
+        abort();
+    }
 #define RESOLVE(name) real_##name = (function *)dlsym(copy, "ibv_" #name);
-	RESOLVED(RESOLVE)
-	/* It reads its environment now. */
-	long list = real_get_device_list(0, 0, 0, 0, 0, 0);
-	if (list)
-		real_free_device_list(list, 0, 0, 0, 0, 0);
-	real_fork_init(0, 0, 0, 0, 0, 0);
-	give_back(ours);
+    RESOLVED(RESOLVE)
+    /* It reads its environment now. */
+    long list = real_get_device_list(0, 0, 0, 0, 0, 0);
+    if (list)
+        real_free_device_list(list, 0, 0, 0, 0, 0);
+    real_fork_init(0, 0, 0, 0, 0, 0);
+    give_back(ours);
 }

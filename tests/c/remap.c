@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Regions that are registered anew and completion queues that change their size, between and during the transfers of two ends whose
- * NICs may die at any time.
+ * Regions that are registered anew and completion queues that change their size, between and during
+ * the transfers of two ends whose NICs may die at any time.
  *
  *   remap listen PORT SECONDS
  *   remap connect HOST:PORT
  *
- * Both ends do the same, round by round: offer a region; WRITE into the region of the peer and READ from it; say so by a SEND behind
- * them (with a fence, so that the READ is done too). Who receives that SEND owns its region again, at once, whatever has become of the
- * acknowledgements: it checks the data, moves the region to other memory with ibv_rereg_mr, and marks the memory that it has left. A
- * request that is sent again, through another NIC, must neither touch that memory nor fail. Meanwhile the completion queue, with
- * completions in it, gets another size again and again; they must come complete and in order.
+ * Both ends do the same, round by round: offer a region; WRITE into the region of the peer and READ
+ * from it; say so by a SEND behind them (with a fence, so that the READ is done too). Who receives
+ * that SEND owns its region again, at once, whatever has become of the acknowledgements: it checks
+ * the data, moves the region to other memory with ibv_rereg_mr, and marks the memory that it has
+ * left. A request that is sent again, through another NIC, must neither touch that memory nor fail.
+ * Meanwhile the completion queue, with completions in it, gets another size again and again; they
+ * must come complete and in order.
  *
  * Prints a line of JSON with what was done. Status 1 and a reason: something was wrong.
  */
@@ -56,13 +58,16 @@ static void check(int error, const char *what)
 
 static void move_to(struct area *area, int access)
 {
-    check(ibv_rereg_mr(open_mr, IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_ACCESS, NULL, area, sizeof *area, access), "rereg_mr");
+    check(ibv_rereg_mr(open_mr, IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_ACCESS, NULL,
+                       area, sizeof *area, access),
+          "rereg_mr");
     reregs++;
 }
 
 static void move_to_domain(struct ibv_pd *to)
 {
-    check(ibv_rereg_mr(open_mr, IBV_REREG_MR_CHANGE_PD, to, NULL, 0, 0), "rereg_mr to another domain");
+    check(ibv_rereg_mr(open_mr, IBV_REREG_MR_CHANGE_PD, to, NULL, 0, 0),
+          "rereg_mr to another domain");
     reregs++;
 }
 
@@ -70,11 +75,14 @@ static void set_up(void)
 {
     struct ibv_device **list = ibv_get_device_list(NULL);
     struct ibv_context *context = list && list[0] ? ibv_open_device(list[0]) : NULL;
-    struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .sq_sig_all = 1, .cap = { DEPTH, DEPTH, 1, 1, 0 } };
+    struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC,
+                                     .sq_sig_all = 1,
+                                     .cap = { DEPTH, DEPTH, 1, 1, 0 } };
 
     pd = context ? ibv_alloc_pd(context) : NULL;
     other_pd = pd ? ibv_alloc_pd(context) : NULL;
-    cq = init.send_cq = init.recv_cq = other_pd ? ibv_create_cq(context, CQ_SIZES[0], NULL, NULL, 0) : NULL;
+    cq = init.send_cq = init.recv_cq =
+        other_pd ? ibv_create_cq(context, CQ_SIZES[0], NULL, NULL, 0) : NULL;
     qp = cq ? ibv_create_qp(pd, &init) : NULL;
     open_mr = qp ? ibv_reg_mr(pd, areas, sizeof areas[0], IBV_ACCESS_LOCAL_WRITE) : NULL;
     own_mr = open_mr ? ibv_reg_mr(pd, &own, sizeof own, IBV_ACCESS_LOCAL_WRITE) : NULL;
@@ -85,18 +93,37 @@ static void set_up(void)
 static void connect_qp(int tcp)
 {
     struct { union ibv_gid gid; uint32_t qpn; } mine = { .qpn = qp->qp_num }, peers;
-    struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
+    struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT,
+                             .port_num = 1,
+                             .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
 
     check(ibv_query_gid(qp->context, 1, test_gid_index(), &mine.gid), "query_gid");
     tcp_write(tcp, &mine, sizeof mine);
     tcp_read(tcp, &peers, sizeof peers);
-    check(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS), "to INIT");
-    a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peers.qpn, .max_dest_rd_atomic = 4, .min_rnr_timer = 12 };
-    a.ah_attr = (struct ibv_ah_attr){ .is_global = 1, .port_num = 1, .grh = { .dgid = peers.gid, .sgid_index = test_gid_index(), .hop_limit = 64 } };
-    check(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
-                                    IBV_QP_MIN_RNR_TIMER), "to RTR");
-    a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 4 };
-    check(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC), "to RTS");
+    check(
+        ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS),
+        "to INIT");
+    a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR,
+                              .path_mtu = IBV_MTU_1024,
+                              .dest_qp_num = peers.qpn,
+                              .max_dest_rd_atomic = 4,
+                              .min_rnr_timer = 12 };
+    a.ah_attr = (struct ibv_ah_attr){
+        .is_global = 1,
+        .port_num = 1,
+        .grh = { .dgid = peers.gid, .sgid_index = test_gid_index(), .hop_limit = 64 }
+    };
+    check(ibv_modify_qp(qp, &a,
+                        IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+                            IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER),
+          "to RTR");
+    a = (struct ibv_qp_attr){
+        .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 4
+    };
+    check(ibv_modify_qp(qp, &a,
+                        IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                            IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC),
+          "to RTS");
 }
 
 static void receive(void)
@@ -107,11 +134,17 @@ static void receive(void)
     check(ibv_post_recv(qp, &wr, &bad), "post_recv");
 }
 
-static void post(enum ibv_wr_opcode opcode, unsigned flags, void *local, uint32_t len, uint64_t addr, uint32_t rkey)
+static void post(enum ibv_wr_opcode opcode, unsigned flags, void *local, uint32_t len,
+                 uint64_t addr, uint32_t rkey)
 {
     struct ibv_sge sge = { (uintptr_t)local, len, own_mr->lkey };
-    struct ibv_send_wr wr = { .wr_id = sends_posted++, .sg_list = &sge, .num_sge = 1, .opcode = opcode, .send_flags = flags,
-                              .wr.rdma = { addr, rkey } }, *bad;
+    struct ibv_send_wr wr = { .wr_id = sends_posted++,
+                              .sg_list = &sge,
+                              .num_sge = 1,
+                              .opcode = opcode,
+                              .send_flags = flags,
+                              .wr.rdma = { addr, rkey } },
+                       *bad;
 
     check(ibv_post_send(qp, &wr, &bad), "post_send");
 }
@@ -138,13 +171,15 @@ static void complete(uint64_t sends, uint64_t recvs, const char *what)
         resize();
         n = ibv_poll_cq(cq, 1 + mix(resizes) % 4, wc);
         if (n < 0 || now_us() > until)
-            fail("%s: %llu of %llu sends and %llu of %llu receives are complete", what, (unsigned long long)sends_done,
-                 (unsigned long long)sends, (unsigned long long)recvs_done, (unsigned long long)recvs);
+            fail("%s: %llu of %llu sends and %llu of %llu receives are complete", what,
+                 (unsigned long long)sends_done, (unsigned long long)sends,
+                 (unsigned long long)recvs_done, (unsigned long long)recvs);
         for (i = 0; i < n; i++) {
             uint64_t *done = wc[i].opcode & IBV_WC_RECV ? &recvs_done : &sends_done;
 
             if (wc[i].status || wc[i].wr_id != *done)
-                fail("%s: completion of WR %llu in place of %llu: %s", what, (unsigned long long)wc[i].wr_id, (unsigned long long)*done,
+                fail("%s: completion of WR %llu in place of %llu: %s", what,
+                     (unsigned long long)wc[i].wr_id, (unsigned long long)*done,
                      ibv_wc_status_str(wc[i].status));
             ++*done;
         }
@@ -157,7 +192,8 @@ static struct message *received(uint64_t n, uint64_t round, const char *what)
     struct message *m = &own.in[n % 4];
 
     if (m->round != round)
-        fail("%s: it is of round %llu, not %llu", what, (unsigned long long)m->round, (unsigned long long)round);
+        fail("%s: it is of round %llu, not %llu", what, (unsigned long long)m->round,
+             (unsigned long long)round);
     return m;
 }
 
@@ -192,20 +228,24 @@ static int play(int end, uint64_t round, int last)
     last |= offer->last;
     for (i = 0; i < WRITES; i++) {
         content_make(own.source[i], BYTES, key_of(end, round, i), round);
-        post(IBV_WR_RDMA_WRITE, 0, own.source[i], BYTES, offer->addr + offsetof(struct area, written[i]), offer->rkey);
+        post(IBV_WR_RDMA_WRITE, 0, own.source[i], BYTES,
+             offer->addr + offsetof(struct area, written[i]), offer->rkey);
     }
-    post(IBV_WR_RDMA_READ, 0, own.answer, BYTES, offer->addr + offsetof(struct area, read), offer->rkey);
+    post(IBV_WR_RDMA_READ, 0, own.answer, BYTES, offer->addr + offsetof(struct area, read),
+         offer->rkey);
     own.out[1] = (struct message){ .round = round };
     post(IBV_WR_SEND, IBV_SEND_FENCE, &own.out[1], sizeof own.out[1], 0, 0);
 
     complete(0, 2 * round + 2, "the peer's transfers");
     received(2 * round + 1, round, "the peer's word that it is done");
     for (i = 0; i < WRITES; i++)
-        expect(content_wrong(here->written[i], BYTES, key_of(!end, round, i), round), "WRITE", round, i);
+        expect(content_wrong(here->written[i], BYTES, key_of(!end, round, i), round), "WRITE",
+               round, i);
     /* What was left a round ago must be as it was left. */
     for (k = 0; round && k < sizeof *left; k++)
         if (((uint8_t *)left)[k] != MARK)
-            fail("round %llu: byte %zu of memory that the region has left was changed", (unsigned long long)round, k);
+            fail("round %llu: byte %zu of memory that the region has left was changed",
+                 (unsigned long long)round, k);
     move_to(left, IBV_ACCESS_LOCAL_WRITE);
     memset(here, MARK, sizeof *here);
     complete(sends, 0, "the round's sends");
@@ -236,7 +276,7 @@ int main(int argc, char **argv)
     /* Whoever is done first must not take its QP away from the other's acknowledgements. */
     tcp_write(tcp, &byte, 1);
     tcp_read(tcp, &byte, 1);
-    printf("{\"rounds\": %llu, \"reregs\": %llu, \"resizes\": %llu}\n", (unsigned long long)round + 1, (unsigned long long)reregs,
-           (unsigned long long)resizes);
+    printf("{\"rounds\": %llu, \"reregs\": %llu, \"resizes\": %llu}\n",
+           (unsigned long long)round + 1, (unsigned long long)reregs, (unsigned long long)resizes);
     return 0;
 }

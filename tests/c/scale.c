@@ -1,18 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Thousands of QPs and memory regions in one process, all used; and what idle ones cost the one that works.
+ * Thousands of QPs and memory regions in one process, all used; and what idle ones cost the one
+ * that works.
  *
- *   scale --listen PORT       | --connect HOST:PORT   [--qps 1000] [--mrs 10000] [--rounds 5] [--ms 300]
+ *   scale --listen PORT | --connect HOST:PORT [--qps 1000] [--mrs 10000] [--rounds 5] [--ms 300]
  *
- * Both ends make one RC QP that works, with 128+128 entries. In each round its bandwidth (WRITEs of 64 KiB) and its latency (SENDs of
- * 8 bytes, back and forth) are measured, then the other QPs are made, connected and used once, it is measured again, and they are
- * destroyed; every other round measures among the others first. Then each of the regions is written by the peer. The connecting end
- * prints the figures of all rounds as a line of JSON.
+ * Both ends make one RC QP that works, with 128+128 entries. In each round its bandwidth (WRITEs of
+ * 64 KiB) and its latency (SENDs of 8 bytes, back and forth) are measured, then the other QPs are
+ * made, connected and used once, it is measured again, and they are destroyed; every other round
+ * measures among the others first. Then each of the regions is written by the peer. The connecting
+ * end prints the figures of all rounds as a line of JSON.
  */
 #include "common.h"
 #include <infiniband/verbs.h>
 
-enum { DEPTH = 128, SIZE = 65536, SLOTS = 16, PINGS = 20000, REGION = 64, LIMIT_US = 30 * 1000000, MAX_ROUNDS = 64 };
+enum {
+    DEPTH = 128,
+    SIZE = 65536,
+    SLOTS = 16,
+    PINGS = 20000,
+    REGION = 64,
+    LIMIT_US = 30 * 1000000,
+    MAX_ROUNDS = 64
+};
 
 struct end { /* what the ends tell each other of a QP */
     uint32_t qpn, rkey;
@@ -25,7 +35,8 @@ static struct ibv_pd *pd;
 static struct ibv_cq *cq;
 static struct ibv_mr *mr;
 static union ibv_gid gid;
-static uint8_t *memory; /* SLOTS of SIZE bytes, eight bytes for each QP to receive into, eight to send from */
+/* SLOTS of SIZE bytes, eight bytes for each QP to receive into, eight to send from */
+static uint8_t *memory;
 static int qps = 1000, mrs = 10000, rounds = 5, ms = 300, tcp, connecting;
 
 static void exchange(const void *mine, void *theirs, size_t n)
@@ -78,12 +89,18 @@ static void post_recv(struct ibv_qp *qp, uint32_t n)
         fail("post_recv: %s", strerror(e));
 }
 
-static void post_send(struct ibv_qp *qp, enum ibv_wr_opcode opcode, uint64_t value, uint32_t size, uint64_t addr, uint32_t rkey)
+static void post_send(struct ibv_qp *qp, enum ibv_wr_opcode opcode, uint64_t value, uint32_t size,
+                      uint64_t addr, uint32_t rkey)
 {
     uint64_t *small = (uint64_t *)(memory + (uint64_t)SLOTS * SIZE) + qps + 1 + value % qps;
     struct ibv_sge sge = { size == 8 ? (uintptr_t)small : (uintptr_t)memory, size, mr->lkey };
-    struct ibv_send_wr wr = { .wr_id = value, .sg_list = &sge, .num_sge = 1, .opcode = opcode, .send_flags = IBV_SEND_SIGNALED,
-                              .wr.rdma = { addr, rkey } }, *bad;
+    struct ibv_send_wr wr = { .wr_id = value,
+                              .sg_list = &sge,
+                              .num_sge = 1,
+                              .opcode = opcode,
+                              .send_flags = IBV_SEND_SIGNALED,
+                              .wr.rdma = { addr, rkey } },
+                       *bad;
     int e;
 
     if (size == 8)
@@ -95,8 +112,12 @@ static void post_send(struct ibv_qp *qp, enum ibv_wr_opcode opcode, uint64_t val
 
 static struct ibv_qp *make_qp(void)
 {
-    struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = { DEPTH, DEPTH, 1, 1, 0 } };
-    struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE };
+    struct ibv_qp_init_attr init = {
+        .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = { DEPTH, DEPTH, 1, 1, 0 }
+    };
+    struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT,
+                             .port_num = 1,
+                             .qp_access_flags = IBV_ACCESS_REMOTE_WRITE };
     struct ibv_qp *qp = ibv_create_qp(pd, &init);
 
     if (!qp)
@@ -113,13 +134,28 @@ static struct end end_of(struct ibv_qp *qp)
 
 static void connect_qp(struct ibv_qp *qp, const struct end *peer)
 {
-    struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_4096, .dest_qp_num = peer->qpn, .max_dest_rd_atomic = 1, .min_rnr_timer = 1 };
+    struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTR,
+                             .path_mtu = IBV_MTU_4096,
+                             .dest_qp_num = peer->qpn,
+                             .max_dest_rd_atomic = 1,
+                             .min_rnr_timer = 1 };
     int e;
 
-    a.ah_attr = (struct ibv_ah_attr){ .is_global = 1, .port_num = 1, .grh = { .dgid = peer->gid, .sgid_index = test_gid_index(), .hop_limit = 64 } };
-    e = ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
-    a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 15, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 1 };
-    e = e ? e : ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
+    a.ah_attr = (struct ibv_ah_attr){
+        .is_global = 1,
+        .port_num = 1,
+        .grh = { .dgid = peer->gid, .sgid_index = test_gid_index(), .hop_limit = 64 }
+    };
+    e = ibv_modify_qp(qp, &a,
+                      IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                          IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+    a = (struct ibv_qp_attr){
+        .qp_state = IBV_QPS_RTS, .timeout = 15, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 1
+    };
+    e = e ? e
+          : ibv_modify_qp(qp, &a,
+                          IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                              IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
     if (e)
         fail("to RTR and RTS: %s", strerror(e));
 }
@@ -163,7 +199,8 @@ static double bandwidth(struct ibv_qp *qp, const struct end *peer)
     began = now_us();
     while (connecting && (done < posted || now_us() < began + ms * 1000)) {
         while (posted < done + SLOTS && now_us() < began + ms * 1000) {
-            post_send(qp, IBV_WR_RDMA_WRITE, posted, SIZE, peer->addr + posted % SLOTS * SIZE, peer->rkey);
+            post_send(qp, IBV_WR_RDMA_WRITE, posted, SIZE, peer->addr + posted % SLOTS * SIZE,
+                      peer->rkey);
             posted++;
         }
         if (posted > done) {
@@ -211,14 +248,18 @@ static void make_others(struct ibv_qp **others, int n, struct end *mine, struct 
 /* Registers many regions, and has the peer write to each with its own key. */
 static void many_regions(struct ibv_qp *qp)
 {
-    struct region { uint64_t addr; uint32_t rkey, pad; } *mine = calloc(mrs, sizeof *mine), *theirs = calloc(mrs, sizeof *theirs);
+    struct region {
+        uint64_t addr;
+        uint32_t rkey, pad;
+    } *mine = calloc(mrs, sizeof *mine), *theirs = calloc(mrs, sizeof *theirs);
     struct ibv_mr **all = calloc(mrs, sizeof *all);
     uint8_t *p = calloc(mrs, REGION);
     struct ibv_wc wc;
     int i;
 
     for (i = 0; i < mrs; i++) {
-        all[i] = ibv_reg_mr(pd, p + (size_t)i * REGION, REGION, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+        all[i] = ibv_reg_mr(pd, p + (size_t)i * REGION, REGION,
+                            IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
         if (!all[i])
             fail("ibv_reg_mr %d: %s", i, strerror(errno));
         mine[i].addr = (uintptr_t)p + (uint64_t)i * REGION;
@@ -270,7 +311,8 @@ static void open_all(void)
     if (!pd || !cq || !memory || ibv_query_gid(context, 1, test_gid_index(), &gid))
         fail("cannot set up: %s", strerror(errno));
     memset(memory, 1, (size_t)SLOTS * SIZE);
-    mr = ibv_reg_mr(pd, memory, (size_t)SLOTS * SIZE + 16 * (qps + 1), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+    mr = ibv_reg_mr(pd, memory, (size_t)SLOTS * SIZE + 16 * (qps + 1),
+                    IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
     if (!mr)
         fail("ibv_reg_mr: %s", strerror(errno));
 }
@@ -284,7 +326,8 @@ int main(int argc, char **argv)
     int i, k;
 
     for (i = 1; i + 1 < argc; i += 2) {
-        if (!strcmp(argv[i], "--listen") || !strcmp(argv[i], "--connect")) where = argv[i + 1], connecting = argv[i][2] == 'c';
+        if (!strcmp(argv[i], "--listen") || !strcmp(argv[i], "--connect"))
+            where = argv[i + 1], connecting = argv[i][2] == 'c';
         else if (!strcmp(argv[i], "--qps")) qps = atoi(argv[i + 1]);
         else if (!strcmp(argv[i], "--mrs")) mrs = atoi(argv[i + 1]);
         else if (!strcmp(argv[i], "--rounds")) rounds = atoi(argv[i + 1]);
@@ -292,7 +335,8 @@ int main(int argc, char **argv)
         else fail("unknown option '%s'", argv[i]);
     }
     if (!where || qps < 2 || rounds < 1 || rounds > MAX_ROUNDS)
-        fail("usage: scale --listen PORT | --connect HOST:PORT [--qps N] [--mrs N] [--rounds N] [--ms N]");
+        fail("usage: scale --listen PORT | --connect HOST:PORT [--qps N] [--mrs N] [--rounds N] "
+             "[--ms N]");
     tcp = connecting ? tcp_connect(where) : tcp_listen(where);
     open_all();
     others = calloc(qps, sizeof *others);
@@ -304,7 +348,8 @@ int main(int argc, char **argv)
     connect_qp(qp, &peer);
     bandwidth(qp, &peer); /* warm-up */
     for (i = 0; i < rounds; i++) {
-        /* Alone and then among the others, and in the next round the other way round: a drift favours neither. */
+        /* Alone and then among the others, and in the next round the other way round: a drift
+         * favours neither. */
         for (k = 0; k < 2; k++) {
             int many = k != i % 2;
 
@@ -330,7 +375,8 @@ int main(int argc, char **argv)
         print_rounds("bw_many_gbps", bw[1]);
         printf("}\n");
     }
-    if (ibv_destroy_qp(qp) || ibv_dereg_mr(mr) || ibv_destroy_cq(cq) || ibv_dealloc_pd(pd) || ibv_close_device(context))
+    if (ibv_destroy_qp(qp) || ibv_dereg_mr(mr) || ibv_destroy_cq(cq) || ibv_dealloc_pd(pd) ||
+        ibv_close_device(context))
         fail("cannot clean up");
     return 0;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A signal whose handler was installed without SA_RESTART ends ibv_get_cq_event and ibv_get_async_event with EINTR, as it ends
- * read(2), which libibverbs calls there; one with SA_RESTART does not. Programs end their tests by SIGALRM that way (qperf).
+ * A signal whose handler was installed without SA_RESTART ends ibv_get_cq_event and
+ * ibv_get_async_event with EINTR, as it ends read(2), which libibverbs calls there; one with
+ * SA_RESTART does not. Programs end their tests by SIGALRM that way (qperf).
  *
  *   signals
  */
@@ -65,12 +66,14 @@ int main(void)
     tick(EVERY_US);
     interrupted = ibv_get_cq_event(channel, &cq, &context);
     if (handled <= RESTARTED)
-        fail("ibv_get_cq_event ended after %d signals, of which %d have SA_RESTART", handled, RESTARTED);
+        fail("ibv_get_cq_event ended after %d signals, of which %d have SA_RESTART", handled,
+             RESTARTED);
     expect_interrupted(interrupted, "ibv_get_cq_event");
     tick(EVERY_US);
     interrupted = ibv_get_async_event(p.context, &event);
     if (handled <= RESTARTED)
-        fail("ibv_get_async_event ended after %d signals, of which %d have SA_RESTART", handled, RESTARTED);
+        fail("ibv_get_async_event ended after %d signals, of which %d have SA_RESTART", handled,
+             RESTARTED);
     expect_interrupted(interrupted, "ibv_get_async_event");
     printf("both waits ended by the signal\n");
     return 0;

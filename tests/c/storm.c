@@ -2,20 +2,32 @@
 /*
  * Hundreds or thousands of RC QPs in one process, all of them busy all the time.
  *
- *   storm --listen PORT | --connect HOST:PORT   [-q QPS] [-m OUTSTANDING] [-s BYTES] [-t SECONDS] [-w | -r] [-b] [-f MS] [-d DEVICE]
+ *   storm --listen PORT | --connect HOST:PORT [-q QPS] [-m OUTSTANDING] [-s BYTES] [-t SECONDS]
+ *         [-w | -r] [-b] [-f MS] [-d DEVICE]
  *
- * The connecting end keeps so many work requests outstanding on each QP, for so long: SENDs, WRITEs with -w, READs with -r; with -b
- * the listening end does the same. With -f both fork every so many ms; the children have nothing to do with verbs, end after some ms,
- * every other one through an exec, and must end well. Every message has a number and content that both ends can compute. The receiver of SENDs checks
- * each as it comes, in its order on its QP; of WRITEs, what the last ones left; and the reader checks what it reads. In the end both
- * compare how many each QP has carried, so nothing may be lost or come twice. "running" is printed when all QPs are busy, and a line
- * of JSON at the end; `worst_ms` is the longest that any work request was outstanding. Any error of a completion ends the program.
+ * The connecting end keeps so many work requests outstanding on each QP, for so long: SENDs, WRITEs
+ * with -w, READs with -r; with -b the listening end does the same. With -f both fork every so many
+ * ms; the children have nothing to do with verbs, end after some ms, every other one through an
+ * exec, and must end well. Every message has a number and content that both ends can compute. The
+ * receiver of SENDs checks each as it comes, in its order on its QP; of WRITEs, what the last ones
+ * left; and the reader checks what it reads. In the end both compare how many each QP has carried,
+ * so nothing may be lost or come twice. "running" is printed when all QPs are busy, and a line of
+ * JSON at the end; `worst_ms` is the longest that any work request was outstanding. Any error of a
+ * completion ends the program.
  */
 #include "common.h"
 #include <infiniband/verbs.h>
 #include <sys/wait.h>
 
-enum { MAX_QPS = 4096, MAX_CHILDREN = 16, CHILD_US = 3000, MAX_DEPTH = 256, BATCH = 32, STALL_US = 40 * 1000000, PAINT = 0xa5 };
+enum {
+    MAX_QPS = 4096,
+    MAX_CHILDREN = 16,
+    CHILD_US = 3000,
+    MAX_DEPTH = 256,
+    BATCH = 32,
+    STALL_US = 40 * 1000000,
+    PAINT = 0xa5
+};
 
 enum operation { SEND, WRITE, READ };
 
@@ -50,7 +62,8 @@ static struct qp *qps;
 static int tcp;
 static uint64_t moved_us, worst_us, messages, children;
 
-/* Content of what an end sends on a QP; what can be read does not change, so it follows from its place alone. */
+/* Content of what an end sends on a QP; what can be read does not change, so it follows from its
+ * place alone. */
 static uint64_t key_of(int sender_connects, int qp)
 {
     return mix(0x53544f524dULL + 2 * (uint64_t)qp + sender_connects);
@@ -99,7 +112,8 @@ static void open_device(void)
     if (!pd || !cq || !memory || ibv_query_gid(context, 1, test_gid_index(), &gid))
         fail("cannot set up: %s", strerror(errno));
     memset(memory, PAINT, bytes);
-    mr = ibv_reg_mr(pd, memory, bytes, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
+    mr = ibv_reg_mr(pd, memory, bytes,
+                    IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
     qps = calloc(opt.qps, sizeof *qps);
     if (!mr || !qps)
         fail("cannot set up: %s", strerror(errno));
@@ -114,7 +128,10 @@ static void open_device(void)
 
 static void make_qp(struct qp *q)
 {
-    struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .sq_sig_all = 1,
+    struct ibv_qp_init_attr init = { .send_cq = cq,
+                                     .recv_cq = cq,
+                                     .qp_type = IBV_QPT_RC,
+                                     .sq_sig_all = 1,
                                      .cap = { opt.depth, 2 * opt.depth, 1, 1, 0 } };
     struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1,
                              .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
@@ -122,23 +139,36 @@ static void make_qp(struct qp *q)
     q->qp = ibv_create_qp(pd, &init);
     if (!q->qp)
         fail("ibv_create_qp: %s", strerror(errno));
-    if (ibv_modify_qp(q->qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS))
+    if (ibv_modify_qp(q->qp, &a,
+                      IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS))
         fail("to INIT: %s", strerror(errno));
     q->us = (struct end){ (uintptr_t)q->into, q->qp->qp_num, mr->rkey, gid };
 }
 
 static void connect_qp(struct qp *q)
 {
-    struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_4096, .dest_qp_num = q->peer.qpn, .max_dest_rd_atomic = 16,
+    struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTR,
+                             .path_mtu = IBV_MTU_4096,
+                             .dest_qp_num = q->peer.qpn,
+                             .max_dest_rd_atomic = 16,
                              .min_rnr_timer = 12 };
     int e;
 
-    a.ah_attr = (struct ibv_ah_attr){ .is_global = 1, .port_num = 1, .grh = { .dgid = q->peer.gid, .sgid_index = test_gid_index(), .hop_limit = 64 } };
-    e = ibv_modify_qp(q->qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-                                     IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
-    a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 16 };
-    e = e ? e : ibv_modify_qp(q->qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-                                             IBV_QP_MAX_QP_RD_ATOMIC);
+    a.ah_attr = (struct ibv_ah_attr){
+        .is_global = 1,
+        .port_num = 1,
+        .grh = { .dgid = q->peer.gid, .sgid_index = test_gid_index(), .hop_limit = 64 }
+    };
+    e = ibv_modify_qp(q->qp, &a,
+                      IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                          IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+    a = (struct ibv_qp_attr){
+        .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 16
+    };
+    e = e ? e
+          : ibv_modify_qp(q->qp, &a,
+                          IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                              IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
     if (e)
         fail("to RTR and RTS: %s", strerror(e));
 }
@@ -166,7 +196,11 @@ static void post(struct qp *q, uint64_t at_us)
     uint32_t slot = q->posted % opt.depth;
     uint8_t *p = q->from + (size_t)slot * opt.size;
     struct ibv_sge sge = { (uintptr_t)p, opt.size, mr->lkey };
-    struct ibv_send_wr wr = { .wr_id = id_of(q, slot, 0), .sg_list = &sge, .num_sge = 1, .opcode = opcode[opt.operation] }, *bad;
+    struct ibv_send_wr wr = { .wr_id = id_of(q, slot, 0),
+                              .sg_list = &sge,
+                              .num_sge = 1,
+                              .opcode = opcode[opt.operation] },
+                       *bad;
     int e;
 
     wr.wr.rdma.remote_addr = q->peer.slots + (uint64_t)slot * opt.size;
@@ -182,7 +216,8 @@ static void post(struct qp *q, uint64_t at_us)
         fail("QP %td: post_send: %s", q - qps, strerror(e));
 }
 
-static void check_content(struct qp *q, const uint8_t *p, uint64_t key, uint64_t number, const char *what)
+static void check_content(struct qp *q, const uint8_t *p, uint64_t key, uint64_t number,
+                          const char *what)
 {
     const char *wrong = content_wrong(p, opt.size, key, number);
 
@@ -194,7 +229,8 @@ static void received(struct qp *q, uint32_t slot)
 {
     if (slot != q->received % (2 * opt.depth))
         fail("QP %td: receive %u completed out of its order", q - qps, slot);
-    check_content(q, q->into + (size_t)slot * opt.size, key_of(!opt.connecting, q - qps), q->received, "message");
+    check_content(q, q->into + (size_t)slot * opt.size, key_of(!opt.connecting, q - qps),
+                  q->received, "message");
     q->received++;
     messages++;
     post_receive(q, slot);
@@ -205,7 +241,8 @@ static void sent(struct qp *q, uint32_t slot, uint64_t at_us)
     if (q->done == q->posted || slot != q->done % opt.depth)
         fail("QP %td: slot %u completed twice or out of its order", q - qps, slot);
     if (opt.operation == READ)
-        check_content(q, q->from + (size_t)slot * opt.size, key_of(!opt.connecting, q - qps), slot, "READ of slot");
+        check_content(q, q->from + (size_t)slot * opt.size, key_of(!opt.connecting, q - qps), slot,
+                      "READ of slot");
     if (at_us > q->posted_us[slot] + worst_us)
         worst_us = at_us - q->posted_us[slot];
     q->done++;
@@ -262,7 +299,8 @@ static int poll_once(uint64_t until_us)
         struct qp *q = qps + index;
 
         if (index >= opt.qps)
-            fail("a completion of a WR that was never posted: wr_id %#llx", (unsigned long long)wc[i].wr_id);
+            fail("a completion of a WR that was never posted: wr_id %#llx",
+                 (unsigned long long)wc[i].wr_id);
         if (wc[i].status)
             fail("QP %td: '%s'", q - qps, ibv_wc_status_str(wc[i].status));
         if (wc[i].qp_num != q->us.qpn)
@@ -278,13 +316,15 @@ static int poll_once(uint64_t until_us)
     return n;
 }
 
-/* Whether all that this end sent has completed, and all SENDs that the peer says it sent have come (`theirs` is NULL: it has not said yet). */
+/* Whether all that this end sent has completed, and all SENDs that the peer says it sent have
+ * come (`theirs` is NULL: it has not said yet). */
 static int complete(const uint64_t *theirs)
 {
     uint32_t i;
 
     for (i = 0; i < opt.qps; i++)
-        if (qps[i].done < qps[i].posted || (theirs && opt.operation == SEND && qps[i].received < theirs[i]))
+        if (qps[i].done < qps[i].posted ||
+            (theirs && opt.operation == SEND && qps[i].received < theirs[i]))
             return 0;
     return 1;
 }
@@ -307,17 +347,20 @@ static void run(void)
         poll_once(until_us);
 }
 
-/* Both ends tell how much each QP carried; what is missing must come, and nothing may be left over. */
+/* Both ends tell how much each QP carried; what is missing must come, and nothing may be left
+ * over. */
 static void compare_counts(void)
 {
-    uint64_t *mine = calloc(opt.qps, sizeof *mine), *theirs = calloc(opt.qps, sizeof *theirs), number;
+    uint64_t *mine = calloc(opt.qps, sizeof *mine), *theirs = calloc(opt.qps, sizeof *theirs),
+             number;
     int only_serves = opt.operation != SEND && !sends();
     uint32_t i, k;
 
     for (i = 0; i < opt.qps; i++)
         mine[i] = qps[i].posted;
     tcp_write(tcp, mine, opt.qps * sizeof *mine);
-    /* The peer may still send; an end that only serves WRITEs or READs has nothing to take until then. */
+    /* The peer may still send; an end that only serves WRITEs or READs has nothing to take until
+     * then. */
     while (!tcp_peek(tcp)) {
         if (only_serves)
             moved_us = now_us();
@@ -333,10 +376,13 @@ static void compare_counts(void)
         poll_once(0);
     for (i = 0; i < opt.qps; i++) {
         if (opt.operation == SEND && qps[i].received != theirs[i])
-            fail("QP %u: %llu messages came, %llu were sent", i, (unsigned long long)qps[i].received, (unsigned long long)theirs[i]);
+            fail("QP %u: %llu messages came, %llu were sent", i,
+                 (unsigned long long)qps[i].received, (unsigned long long)theirs[i]);
         for (k = 0; opt.operation == WRITE && peer_sends() && k < opt.depth; k++) {
-            number = theirs[i] - 1 - (theirs[i] - 1 - k) % opt.depth; /* the last that went into slot k */
-            check_content(qps + i, qps[i].into + (size_t)k * opt.size, key_of(!opt.connecting, i), number, "WRITE");
+            /* the last that went into slot k */
+            number = theirs[i] - 1 - (theirs[i] - 1 - k) % opt.depth;
+            check_content(qps + i, qps[i].into + (size_t)k * opt.size, key_of(!opt.connecting, i),
+                          number, "WRITE");
         }
     }
     free(mine), free(theirs);
@@ -370,11 +416,13 @@ static void parse(int argc, char **argv)
         else if (!strcmp(name, "-s")) opt.size = number(name, argv[++i], 16, 1 << 20);
         else if (!strcmp(name, "-f")) opt.fork_ms = number(name, argv[++i], 1, 10000);
         else if (!strcmp(name, "-d") && i + 1 < argc) opt.device = argv[++i];
-        else if ((!strcmp(name, "--listen") || !strcmp(name, "--connect")) && i + 1 < argc) opt.where = argv[++i], opt.connecting = name[2] == 'c';
+        else if ((!strcmp(name, "--listen") || !strcmp(name, "--connect")) && i + 1 < argc)
+            opt.where = argv[++i], opt.connecting = name[2] == 'c';
         else fail("unknown option '%s', or its value is missing; see the head of storm.c", name);
     }
     if (!opt.where)
-        fail("usage: storm --listen PORT | --connect HOST:PORT [-q QPS] [-m OUTSTANDING] [-s BYTES] [-t SECONDS] [-w | -r] [-b] [-f MS] [-d DEVICE]");
+        fail("usage: storm --listen PORT | --connect HOST:PORT [-q QPS] [-m OUTSTANDING] [-s "
+             "BYTES] [-t SECONDS] [-w | -r] [-b] [-f MS] [-d DEVICE]");
 }
 
 static void connect_all(void)
@@ -392,7 +440,8 @@ static void connect_all(void)
         for (k = 0; opt.operation == SEND && k < 2 * opt.depth; k++)
             post_receive(qps + i, k);
         for (k = 0; opt.operation == READ && k < opt.depth; k++)
-            content_make(qps[i].into + (size_t)k * opt.size, opt.size, key_of(opt.connecting, i), k);
+            content_make(qps[i].into + (size_t)k * opt.size, opt.size, key_of(opt.connecting, i),
+                         k);
         connect_qp(qps + i);
     }
     meet();
@@ -415,7 +464,9 @@ int main(int argc, char **argv)
             fail("cannot destroy QP %u", i);
     if (ibv_dereg_mr(mr) || ibv_destroy_cq(cq) || ibv_dealloc_pd(pd) || ibv_close_device(context))
         fail("cannot clean up");
-    printf("{\"qps\": %u, \"outstanding\": %u, \"bytes\": %u, \"messages\": %llu, \"worst_ms\": %.1f, \"children\": %llu}\n", opt.qps,
-           opt.depth, opt.size, (unsigned long long)messages, worst_us / 1000.0, (unsigned long long)children);
+    printf("{\"qps\": %u, \"outstanding\": %u, \"bytes\": %u, \"messages\": %llu, \"worst_ms\": "
+           "%.1f, \"children\": %llu}\n",
+           opt.qps, opt.depth, opt.size, (unsigned long long)messages, worst_us / 1000.0,
+           (unsigned long long)children);
     return 0;
 }

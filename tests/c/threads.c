@@ -4,13 +4,16 @@
  *
  *   threads --seconds S --seed X [--faults]
  *
- * Two pairs of RC QPs in this process. Pair 0 completes in a plain CQ with a channel and has receive queues of its own; pair 1
- * completes in an extended CQ and takes its receives from an SRQ. Eight threads post on each pair (lists, single requests, builders),
- * four post receives, pollers poll, wait for events and use start_poll; others register and deregister regions, make and destroy QPs
- * that use the same CQs, CQs and address handles, modify and query what is in use, resize the CQs, arm the SRQ.
- * Each WR completes once, each message arrives once and intact, each READ brings what is there, the adds add up.
+ * Two pairs of RC QPs in this process. Pair 0 completes in a plain CQ with a channel and has
+ * receive queues of its own; pair 1 completes in an extended CQ and takes its receives from an SRQ.
+ * Eight threads post on each pair (lists, single requests, builders), four post receives, pollers
+ * poll, wait for events and use start_poll; others register and deregister regions, make and
+ * destroy QPs that use the same CQs, CQs and address handles, modify and query what is in use,
+ * resize the CQs, arm the SRQ. Each WR completes once, each message arrives once and intact, each
+ * READ brings what is there, the adds add up.
  *
- * With --faults the NIC may die: no atomics then, which are not replayed. It prints "running" when traffic flows, and a line of JSON.
+ * With --faults the NIC may die: no atomics then, which are not replayed. It prints "running" when
+ * traffic flows, and a line of JSON.
  */
 #include "threads_traffic.h"
 #include <fcntl.h>
@@ -20,15 +23,33 @@ static atomic_ullong churned;
 
 /* ---- everything else, at the same time ---- */
 
-static void to_state(struct ibv_qp *qp, enum ibv_qp_state state, uint32_t peer, const union ibv_gid *gid)
+static void to_state(struct ibv_qp *qp, enum ibv_qp_state state, uint32_t peer,
+                     const union ibv_gid *gid)
 {
-    struct ibv_qp_attr a = { .qp_state = state, .port_num = 1, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer, .max_rd_atomic = 4,
-                             .max_dest_rd_atomic = 4, .min_rnr_timer = 1, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7,
-                             .qp_access_flags = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC,
-                             .ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = *gid, .sgid_index = test_gid_index(), .hop_limit = 8 } } };
-    static const int MASK[] = { [IBV_QPS_INIT] = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
-        [IBV_QPS_RTR] = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
-        [IBV_QPS_RTS] = IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC };
+    struct ibv_qp_attr a = {
+        .qp_state = state,
+        .port_num = 1,
+        .path_mtu = IBV_MTU_1024,
+        .dest_qp_num = peer,
+        .max_rd_atomic = 4,
+        .max_dest_rd_atomic = 4,
+        .min_rnr_timer = 1,
+        .timeout = 14,
+        .retry_cnt = 7,
+        .rnr_retry = 7,
+        .qp_access_flags =
+            IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC,
+        .ah_attr = { .is_global = 1,
+                     .port_num = 1,
+                     .grh = { .dgid = *gid, .sgid_index = test_gid_index(), .hop_limit = 8 } }
+    };
+    static const int MASK[] = { [IBV_QPS_INIT] =
+                                    IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
+                                [IBV_QPS_RTR] = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+                                                IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
+                                                IBV_QP_MIN_RNR_TIMER,
+                                [IBV_QPS_RTS] = IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
+                                                IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC };
     int e = ibv_modify_qp(qp, &a, IBV_QP_STATE | MASK[state]);
 
     /* a dead NIC says EIO, a QP that died with it before it was connected is in ERR */
@@ -52,10 +73,17 @@ static void connect_pair(struct ibv_qp *a, struct ibv_qp *b)
 /* A QP; NULL where a dead NIC makes none. */
 static struct ibv_qp *make_qp(struct pair *p, int extended, int with_srq)
 {
-    struct ibv_qp_init_attr_ex init = { .send_cq = p->cq, .recv_cq = p->cq, .srq = with_srq ? p->srq : NULL, .qp_type = IBV_QPT_RC,
-        .cap = { .max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 1, .max_recv_sge = 1 }, .pd = pd,
-        .comp_mask = IBV_QP_INIT_ATTR_PD | (extended ? IBV_QP_INIT_ATTR_SEND_OPS_FLAGS : 0), .send_ops_flags = IBV_QP_EX_WITH_SEND_WITH_IMM |
-        IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD };
+    struct ibv_qp_init_attr_ex init = {
+        .send_cq = p->cq,
+        .recv_cq = p->cq,
+        .srq = with_srq ? p->srq : NULL,
+        .qp_type = IBV_QPT_RC,
+        .cap = { .max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 1, .max_recv_sge = 1 },
+        .pd = pd,
+        .comp_mask = IBV_QP_INIT_ATTR_PD | (extended ? IBV_QP_INIT_ATTR_SEND_OPS_FLAGS : 0),
+        .send_ops_flags = IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_READ |
+                          IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
+    };
     struct ibv_qp *qp = ibv_create_qp_ex(context, &init);
 
     if (!qp && !(faults && errno == EIO))
@@ -87,14 +115,22 @@ static void churn_qps(struct pair *p, uint64_t *rng)
 
 static void churn_queries(struct pair *p, uint64_t *rng)
 {
-    struct ibv_qp_attr attr = { .min_rnr_timer = 1, .qp_access_flags = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC };
+    struct ibv_qp_attr attr = { .min_rnr_timer = 1,
+                                .qp_access_flags = IBV_ACCESS_REMOTE_READ |
+                                                   IBV_ACCESS_REMOTE_WRITE |
+                                                   IBV_ACCESS_REMOTE_ATOMIC };
     struct ibv_qp_init_attr init;
     struct ibv_qp *qp = draw(rng) % 2 ? p->from : p->to;
     struct ibv_sge sge = { (uintptr_t)p->remote, 64, 0 };
-    struct ibv_send_wr wrong = { .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_INLINE, .sg_list = &sge, .num_sge = 1 }, *bad;
+    struct ibv_send_wr wrong = { .opcode = IBV_WR_SEND,
+                                 .send_flags = IBV_SEND_INLINE,
+                                 .sg_list = &sge,
+                                 .num_sge = 1 },
+                       *bad;
     int e;
 
-    if (ibv_post_send(p->to, &wrong, &bad) != EINVAL) /* not even where a switch keeps what is posted */
+    /* not even where a switch keeps what is posted */
+    if (ibv_post_send(p->to, &wrong, &bad) != EINVAL)
         fail("inline data is taken by a QP that was made without");
     e = ibv_modify_qp(qp, &attr, IBV_QP_MIN_RNR_TIMER | IBV_QP_ACCESS_FLAGS);
 
@@ -114,9 +150,12 @@ static void churn_queries(struct pair *p, uint64_t *rng)
 
 static void churn_others(struct pair *p, uint64_t *rng)
 {
-    struct ibv_mr *mr = ibv_reg_mr(pd, p->receives, sizeof *p->receives * (1 + draw(rng) % BUFFERS), IBV_ACCESS_LOCAL_WRITE);
+    struct ibv_mr *mr = ibv_reg_mr(pd, p->receives, sizeof *p->receives * (1 + draw(rng) % BUFFERS),
+                                   IBV_ACCESS_LOCAL_WRITE);
     struct ibv_cq *cq = ibv_create_cq(context, 16, NULL, draw(rng) % 2 ? channel : NULL, 0);
-    struct ibv_ah_attr to = { .is_global = 1, .port_num = 1, .grh = { .sgid_index = test_gid_index(), .hop_limit = 8 } };
+    struct ibv_ah_attr to = { .is_global = 1,
+                              .port_num = 1,
+                              .grh = { .sgid_index = test_gid_index(), .hop_limit = 8 } };
     struct ibv_pd *other = ibv_alloc_pd(context);
     struct ibv_ah *ah;
 
@@ -166,7 +205,8 @@ static void *async_reader(void *arg)
 
         if (poll(&fd, 1, 50) <= 0 || ibv_get_async_event(context, &event))
             continue;
-        if (event.event_type != IBV_EVENT_SRQ_LIMIT_REACHED && event.event_type != IBV_EVENT_COMM_EST && !faults)
+        if (event.event_type != IBV_EVENT_SRQ_LIMIT_REACHED &&
+            event.event_type != IBV_EVENT_COMM_EST && !faults)
             fail("asynchronous event %s", ibv_event_type_str(event.event_type));
         ibv_ack_async_event(&event);
     }
@@ -177,7 +217,9 @@ static void *async_reader(void *arg)
 
 static struct ibv_mr *region(void *p, size_t n)
 {
-    struct ibv_mr *mr = ibv_reg_mr(pd, p, n, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC);
+    struct ibv_mr *mr = ibv_reg_mr(pd, p, n,
+                                   IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ |
+                                       IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC);
 
     if (!mr)
         fail("ibv_reg_mr: %s", strerror(errno));
@@ -187,7 +229,10 @@ static struct ibv_mr *region(void *p, size_t n)
 static void set_up(struct pair *p, int id)
 {
     struct ibv_srq_init_attr srq = { .attr = { .max_wr = BUFFERS / 2, .max_sge = 1 } };
-    struct ibv_cq_init_attr_ex cq = { .cqe = 4 * (SLOTS + BUFFERS), .cq_context = p, .channel = channel, .wc_flags = IBV_WC_STANDARD_FLAGS };
+    struct ibv_cq_init_attr_ex cq = { .cqe = 4 * (SLOTS + BUFFERS),
+                                      .cq_context = p,
+                                      .channel = channel,
+                                      .wc_flags = IBV_WC_STANDARD_FLAGS };
 
     p->id = id;
     p->sends = calloc(SLOTS, sizeof *p->sends);
@@ -278,9 +323,10 @@ static void run_threads(void)
         pthread_join(sending[i], NULL);
     for (until = now_us() + DRAIN_US; !drained(); usleep(1000))
         if (now_us() > until)
-            fail("not all completes: pair 0: %llu of %llu sends, %llu of %llu messages; pair 1: %llu of %llu, %llu of %llu",
-                 pairs[0].completed, pairs[0].posted, pairs[0].received, pairs[0].expected, pairs[1].completed, pairs[1].posted,
-                 pairs[1].received, pairs[1].expected);
+            fail("not all completes: pair 0: %llu of %llu sends, %llu of %llu messages; pair 1: "
+                 "%llu of %llu, %llu of %llu",
+                 pairs[0].completed, pairs[0].posted, pairs[0].received, pairs[0].expected,
+                 pairs[1].completed, pairs[1].posted, pairs[1].received, pairs[1].expected);
     usleep(20000); /* for what completes once too often */
     atomic_store(&stop_all, 1);
     for (i = 0; i < r; i++)
@@ -309,7 +355,8 @@ int main(int argc, char **argv)
         fail("no device");
     pd = ibv_alloc_pd(context);
     channel = ibv_create_comp_channel(context);
-    if (!pd || !channel || fcntl(channel->fd, F_SETFL, O_NONBLOCK) || fcntl(context->async_fd, F_SETFL, O_NONBLOCK))
+    if (!pd || !channel || fcntl(channel->fd, F_SETFL, O_NONBLOCK) ||
+        fcntl(context->async_fd, F_SETFL, O_NONBLOCK))
         fail("no protection domain or channel");
     for (i = 0; i < PAIRS; i++)
         set_up(pairs + i, i);
@@ -319,14 +366,16 @@ int main(int argc, char **argv)
 
         memcpy(&count, pairs[i].remote, 8);
         if (count != atomic_load(&pairs[i].adds))
-            fail("pair %d: the counter is %llu after %llu adds", i, (unsigned long long)count, pairs[i].adds);
+            fail("pair %d: the counter is %llu after %llu adds", i, (unsigned long long)count,
+                 pairs[i].adds);
         tear_down(pairs + i);
     }
     CHECK(ibv_destroy_comp_channel(channel));
     CHECK(ibv_dealloc_pd(pd));
     CHECK(ibv_close_device(context));
     ibv_free_device_list(list);
-    printf("{\"sends\": %llu, \"messages\": %llu, \"events\": %llu, \"churned\": %llu, \"full\": %llu}\n", (unsigned long long)sum_of(0),
-           (unsigned long long)sum_of(1), events, churned, full);
+    printf("{\"sends\": %llu, \"messages\": %llu, \"events\": %llu, \"churned\": %llu, \"full\": "
+           "%llu}\n",
+           (unsigned long long)sum_of(0), (unsigned long long)sum_of(1), events, churned, full);
     return 0;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The pairs of QPs of threads.c and their traffic: the threads that post on them and those that take completions and events, and every
- * check of what completes. A slot is claimed by whoever fills it and free again when its completion has been checked.
+ * The pairs of QPs of threads.c and their traffic: the threads that post on them and those that
+ * take completions and events, and every check of what completes. A slot is claimed by whoever
+ * fills it and free again when its completion has been checked.
  */
 #ifndef UNBROKEN_TESTS_THREADS_TRAFFIC_H
 #define UNBROKEN_TESTS_THREADS_TRAFFIC_H
@@ -11,7 +12,17 @@
 #include <sched.h>
 #include <stdatomic.h>
 
-enum { PAIRS = 2, SENDERS = 8, RECEIVERS = 4, SLOTS = 256, BUFFERS = 512, BYTES = 8192, DEPTH = 64, BATCH = 7, DRAIN_US = 40 * 1000000 };
+enum {
+    PAIRS = 2,
+    SENDERS = 8,
+    RECEIVERS = 4,
+    SLOTS = 256,
+    BUFFERS = 512,
+    BYTES = 8192,
+    DEPTH = 64,
+    BATCH = 7,
+    DRAIN_US = 40 * 1000000
+};
 enum { NUMBERS = 1 << 22 };
 #define IS_RECEIVE (1ULL << 63)
 
@@ -73,22 +84,31 @@ static uint64_t key_of(const struct pair *p, uint32_t number)
 }
 
 /* Fills a slot and its work request. */
-static void prepare(struct pair *p, struct slot *s, struct ibv_send_wr *wr, struct ibv_sge *sge, uint64_t *rng)
+static void prepare(struct pair *p, struct slot *s, struct ibv_send_wr *wr, struct ibv_sge *sge,
+                    uint64_t *rng)
 {
-    static const enum ibv_wr_opcode KINDS[] = { IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_IMM, IBV_WR_RDMA_READ,
-                                                IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_ATOMIC_FETCH_AND_ADD };
+    static const enum ibv_wr_opcode KINDS[] = {
+        IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_IMM,       IBV_WR_SEND_WITH_IMM,
+        IBV_WR_RDMA_READ,     IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_ATOMIC_FETCH_AND_ADD
+    };
     uint64_t r = draw(rng);
 
     s->number = atomic_fetch_add(&p->next, 1);
     s->opcode = KINDS[r % (faults ? 5 : 6)];
-    s->len = s->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD ? 8 : s->opcode == IBV_WR_RDMA_WRITE_WITH_IMM ? 0 : 16 + (r >> 8) % (BYTES - 16);
+    s->len = s->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD  ? 8
+             : s->opcode == IBV_WR_RDMA_WRITE_WITH_IMM ? 0
+                                                       : 16 + (r >> 8) % (BYTES - 16);
     if (s->opcode == IBV_WR_SEND_WITH_IMM)
         content_make(s->bytes, s->len, key_of(p, s->number), s->number);
     else
         memset(s->bytes, 0, 16);
     *sge = (struct ibv_sge){ (uintptr_t)s->bytes, s->len, p->sends_mr->lkey };
-    *wr = (struct ibv_send_wr){ .wr_id = (uint64_t)s->number << 16 | (s - p->sends), .sg_list = sge, .num_sge = s->len != 0,
-                                .opcode = s->opcode, .send_flags = IBV_SEND_SIGNALED, .imm_data = htonl(s->number) };
+    *wr = (struct ibv_send_wr){ .wr_id = (uint64_t)s->number << 16 | (s - p->sends),
+                                .sg_list = sge,
+                                .num_sge = s->len != 0,
+                                .opcode = s->opcode,
+                                .send_flags = IBV_SEND_SIGNALED,
+                                .imm_data = htonl(s->number) };
     if (s->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
         wr->wr.atomic.remote_addr = (uintptr_t)p->remote;
         wr->wr.atomic.rkey = p->remote_mr->rkey;
@@ -115,7 +135,9 @@ static void build(struct ibv_qp_ex *qp, const struct ibv_send_wr *wr)
     switch (wr->opcode) {
     case IBV_WR_SEND_WITH_IMM: ibv_wr_send_imm(qp, wr->imm_data); break;
     case IBV_WR_RDMA_READ: ibv_wr_rdma_read(qp, wr->wr.rdma.rkey, wr->wr.rdma.remote_addr); break;
-    case IBV_WR_RDMA_WRITE_WITH_IMM: ibv_wr_rdma_write_imm(qp, wr->wr.rdma.rkey, wr->wr.rdma.remote_addr, wr->imm_data); break;
+    case IBV_WR_RDMA_WRITE_WITH_IMM:
+        ibv_wr_rdma_write_imm(qp, wr->wr.rdma.rkey, wr->wr.rdma.remote_addr, wr->imm_data);
+        break;
     default: ibv_wr_atomic_fetch_add(qp, wr->wr.atomic.rkey, wr->wr.atomic.remote_addr, 1); break;
     }
     if (wr->num_sge)
@@ -172,7 +194,8 @@ static void *sender(void *arg)
                 atomic_fetch_sub(&p->posted, 1);
                 if (wrs[i].opcode == IBV_WR_ATOMIC_FETCH_AND_ADD)
                     atomic_fetch_sub(&p->adds, 1);
-                if (wrs[i].opcode == IBV_WR_SEND_WITH_IMM || wrs[i].opcode == IBV_WR_RDMA_WRITE_WITH_IMM)
+                if (wrs[i].opcode == IBV_WR_SEND_WITH_IMM ||
+                    wrs[i].opcode == IBV_WR_RDMA_WRITE_WITH_IMM)
                     atomic_fetch_sub(&p->expected, 1);
             }
             done += k;
@@ -220,7 +243,8 @@ static void *receiver(void *arg)
 
 /* ---- completions ---- */
 
-static void completed(struct pair *p, uint64_t wr_id, enum ibv_wc_status status, uint32_t qp_num, uint32_t len, uint32_t imm, int with_imm)
+static void completed(struct pair *p, uint64_t wr_id, enum ibv_wc_status status, uint32_t qp_num,
+                      uint32_t len, uint32_t imm, int with_imm)
 {
     int receive = (wr_id & IS_RECEIVE) != 0;
     uint32_t i = receive ? (uint32_t)wr_id : wr_id & 0xffff, number;
@@ -230,11 +254,13 @@ static void completed(struct pair *p, uint64_t wr_id, enum ibv_wc_status status,
     if (i >= (uint32_t)(receive ? BUFFERS : SLOTS))
         fail("a completion of no WR: wr_id %#llx", (unsigned long long)wr_id);
     if (status != IBV_WC_SUCCESS)
-        fail("pair %d: wr_id %#llx completes with %s", p->id, (unsigned long long)wr_id, ibv_wc_status_str(status));
+        fail("pair %d: wr_id %#llx completes with %s", p->id, (unsigned long long)wr_id,
+             ibv_wc_status_str(status));
     if (qp_num != (receive ? p->to : p->from)->qp_num)
         fail("pair %d: wr_id %#llx completes for QP %#x", p->id, (unsigned long long)wr_id, qp_num);
     if (!atomic_load(&s->posted) || (!receive && s->number != (uint32_t)(wr_id >> 16)))
-        fail("pair %d: %s %u completes though it is not posted", p->id, receive ? "receive" : "send", i);
+        fail("pair %d: %s %u completes though it is not posted", p->id,
+             receive ? "receive" : "send", i);
     if (!receive) {
         if (s->opcode == IBV_WR_RDMA_READ && memcmp(s->bytes, p->remote + 64, s->len))
             fail("pair %d: READ %u brings wrong bytes", p->id, s->number);
@@ -264,8 +290,9 @@ static int poll_plain(struct pair *p, int most)
     if (n < 0)
         fail("ibv_poll_cq gives %d", n);
     for (i = 0; i < n; i++)
-        completed(p, wc[i].wr_id, wc[i].status, wc[i].qp_num, wc[i].opcode == IBV_WC_RECV_RDMA_WITH_IMM ? 0 : wc[i].byte_len,
-                  wc[i].imm_data, wc[i].wc_flags & IBV_WC_WITH_IMM);
+        completed(p, wc[i].wr_id, wc[i].status, wc[i].qp_num,
+                  wc[i].opcode == IBV_WC_RECV_RDMA_WITH_IMM ? 0 : wc[i].byte_len, wc[i].imm_data,
+                  wc[i].wc_flags & IBV_WC_WITH_IMM);
     return n;
 }
 
@@ -283,8 +310,8 @@ static int poll_extended(struct pair *p)
         uint32_t qp_num = ibv_wc_read_qp_num(p->cq_ex), len = ibv_wc_read_byte_len(p->cq_ex);
 
         sched_yield(); /* others poll meanwhile, if they can */
-        completed(p, wr_id, status, qp_num, opcode == IBV_WC_RECV_RDMA_WITH_IMM ? 0 : len, ibv_wc_read_imm_data(p->cq_ex),
-                  ibv_wc_read_wc_flags(p->cq_ex) & IBV_WC_WITH_IMM);
+        completed(p, wr_id, status, qp_num, opcode == IBV_WC_RECV_RDMA_WITH_IMM ? 0 : len,
+                  ibv_wc_read_imm_data(p->cq_ex), ibv_wc_read_wc_flags(p->cq_ex) & IBV_WC_WITH_IMM);
         if (p->cq_ex->wr_id != wr_id)
             fail("the completion at hand changed");
         if (n == 15) {

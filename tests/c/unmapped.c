@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory that is read-only, unmapped, protected or cut short, before or under a registration: an error where a NIC would say one, and never
- * a signal. A handler of the program's own gets its own faults, installed before or after the registration.
+ * Memory that is read-only, unmapped, protected or cut short, before or under a registration: an
+ * error where a NIC would say one, and never a signal. A handler of the program's own gets its own
+ * faults, installed before or after the registration.
  *
  *   unmapped
  */
@@ -10,12 +11,19 @@
 #include <signal.h>
 #include <sys/mman.h>
 
-enum { SIZE = 64 * 1024, ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC };
+enum {
+    SIZE = 64 * 1024,
+    ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+          IBV_ACCESS_REMOTE_ATOMIC
+};
 enum how { UNMAP, READ_ONLY, NONE, TRUNCATE, HOWS };
 enum what { SEND_FROM, SEND_TO, WRITE_FROM, WRITE_TO, READ_FROM, READ_TO, ADD_AT, SWAP_AT, WHATS };
 
 static const char *how_name[] = { "unmapped", "read-only", "without rights", "cut short" };
-static const char *what_name[] = { "SEND from", "SEND to", "WRITE from", "WRITE to", "READ from", "READ to", "fetch and add at", "compare and swap at" };
+static const char *what_name[] = {
+    "SEND from", "SEND to", "WRITE from",       "WRITE to",
+    "READ from", "READ to", "fetch and add at", "compare and swap at"
+};
 static struct pair p;
 static sigjmp_buf out;
 static volatile sig_atomic_t faults;
@@ -76,13 +84,22 @@ static struct ibv_wc next(struct ibv_cq *cq, const char *what)
 
 static void one(enum how how, enum what what, uint32_t bytes)
 {
-    struct ibv_cq *sends = ibv_create_cq(p.context, 8, NULL, NULL, 0), *receives = ibv_create_cq(p.context, 8, NULL, NULL, 0);
-    struct ibv_qp_init_attr init = { .send_cq = sends, .recv_cq = receives, .qp_type = IBV_QPT_RC, .sq_sig_all = 1, .cap = { 8, 8, 1, 1, 0 } };
-    int at_peer = what == SEND_TO || what == WRITE_TO || what == READ_FROM || what >= ADD_AT, fd, good_fd;
-    uint8_t *bad = fresh(&fd), *good = fresh(&good_fd), *local = at_peer ? good : bad, *remote = at_peer ? bad : good;
-    struct ibv_mr *bad_mr = ibv_reg_mr(p.pd, bad, SIZE, ALL), *good_mr = ibv_reg_mr(p.pd, good, SIZE, ALL);
+    struct ibv_cq *sends = ibv_create_cq(p.context, 8, NULL, NULL, 0),
+                  *receives = ibv_create_cq(p.context, 8, NULL, NULL, 0);
+    struct ibv_qp_init_attr init = { .send_cq = sends,
+                                     .recv_cq = receives,
+                                     .qp_type = IBV_QPT_RC,
+                                     .sq_sig_all = 1,
+                                     .cap = { 8, 8, 1, 1, 0 } };
+    int at_peer = what == SEND_TO || what == WRITE_TO || what == READ_FROM || what >= ADD_AT, fd,
+        good_fd;
+    uint8_t *bad = fresh(&fd), *good = fresh(&good_fd), *local = at_peer ? good : bad,
+            *remote = at_peer ? bad : good;
+    struct ibv_mr *bad_mr = ibv_reg_mr(p.pd, bad, SIZE, ALL),
+                  *good_mr = ibv_reg_mr(p.pd, good, SIZE, ALL);
     struct ibv_mr *local_mr = at_peer ? good_mr : bad_mr, *remote_mr = at_peer ? bad_mr : good_mr;
-    struct ibv_sge sge = { (uintptr_t)local, bytes, local_mr->lkey }, to = { (uintptr_t)remote, bytes, remote_mr->lkey };
+    struct ibv_sge sge = { (uintptr_t)local, bytes, local_mr->lkey },
+                   to = { (uintptr_t)remote, bytes, remote_mr->lkey };
     struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1 }, *bad_wr;
     struct ibv_recv_wr recv = { .sg_list = &to, .num_sge = 1 }, *bad_recv;
     enum ibv_wc_status right = at_peer ? IBV_WC_REM_ACCESS_ERR : IBV_WC_LOC_PROT_ERR;
@@ -100,8 +117,11 @@ static void one(enum how how, enum what what, uint32_t bytes)
     connect_qp(&p, p.to, p.from, 1);
     attr = (struct ibv_qp_attr){ .qp_access_flags = ALL };
     check(ibv_modify_qp(p.to, &attr, IBV_QP_ACCESS_FLAGS), "access flags");
-    wr.opcode = what <= SEND_TO ? IBV_WR_SEND : what <= WRITE_TO ? IBV_WR_RDMA_WRITE : what <= READ_TO ? IBV_WR_RDMA_READ :
-                what == ADD_AT ? IBV_WR_ATOMIC_FETCH_AND_ADD : IBV_WR_ATOMIC_CMP_AND_SWP;
+    wr.opcode = what <= SEND_TO    ? IBV_WR_SEND
+                : what <= WRITE_TO ? IBV_WR_RDMA_WRITE
+                : what <= READ_TO  ? IBV_WR_RDMA_READ
+                : what == ADD_AT   ? IBV_WR_ATOMIC_FETCH_AND_ADD
+                                   : IBV_WR_ATOMIC_CMP_AND_SWP;
     if (what >= ADD_AT) {
         sge.length = 8;
         wr.wr.atomic.remote_addr = (uintptr_t)remote;
@@ -175,7 +195,8 @@ int main(void)
     registration();
     /* SIGSEGV's handler comes late: it is the program's, and ours stays before it. */
     check(sigaction(SIGSEGV, &action, &old), "sigaction");
-    if (old.sa_handler != SIG_DFL || sigaction(SIGSEGV, NULL, &old) || old.sa_handler != on_fault || signal(SIGBUS, on_fault) != on_fault)
+    if (old.sa_handler != SIG_DFL || sigaction(SIGSEGV, NULL, &old) || old.sa_handler != on_fault ||
+        signal(SIGBUS, on_fault) != on_fault)
         fail("sigaction tells of another handler than the program's");
     own_fault();
     for (how = 0; how < HOWS; how++)

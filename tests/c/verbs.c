@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How long verbs take: each verb of the set-up once, and posts and empty polls in the mean of many calls. Prints a line of JSON; times in ns.
+ * How long verbs take: each verb of the set-up once, and posts and empty polls in the mean of many
+ * calls. Prints a line of JSON; times in ns.
  *
  *   verbs [--posts N] [--polls N]
  *
- * Two QPs of this process are connected to each other. WRITEs of 8 bytes are posted in runs that the queue has room for, and polled uncounted.
+ * Two QPs of this process are connected to each other. WRITEs of 8 bytes are posted in runs that
+ * the queue has room for, and polled uncounted.
  */
 #include "pair.h"
 
@@ -21,11 +23,11 @@ static uint64_t now_ns(void)
 }
 
 /* Takes the time of a call and prints it. */
-#define TIMED(name, call)                                                              \
-    do {                                                                               \
-        uint64_t began = now_ns();                                                     \
-        call;                                                                          \
-        printf("\"%s\": %llu, ", name, (unsigned long long)(now_ns() - began));       \
+#define TIMED(name, call) \
+    do { \
+        uint64_t began = now_ns(); \
+        call; \
+        printf("\"%s\": %llu, ", name, (unsigned long long)(now_ns() - began)); \
     } while (0)
 
 static void drain(struct ibv_cq *cq, int count)
@@ -37,7 +39,8 @@ static void drain(struct ibv_cq *cq, int count)
     while (count > 0) {
         n = ibv_poll_cq(cq, 1, &wc);
         if (n < 0 || (n && wc.status) || now_us() > until)
-            fail("poll gives %d, status '%s', %d completions to come", n, n > 0 ? ibv_wc_status_str(wc.status) : "none", count);
+            fail("poll gives %d, status '%s', %d completions to come", n,
+                 n > 0 ? ibv_wc_status_str(wc.status) : "none", count);
         count -= n;
     }
 }
@@ -82,25 +85,44 @@ static double recvs_ns(void)
 
 static void to_init(struct ibv_qp *qp)
 {
-    struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
+    struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT,
+                             .port_num = 1,
+                             .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
 
-    check(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS), "to INIT");
+    check(
+        ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS),
+        "to INIT");
 }
 
 static void to_rtr(struct ibv_qp *qp, const struct ibv_qp *peer)
 {
-    struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer->qp_num, .max_dest_rd_atomic = 4, .min_rnr_timer = 12 };
+    struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTR,
+                             .path_mtu = IBV_MTU_1024,
+                             .dest_qp_num = peer->qp_num,
+                             .max_dest_rd_atomic = 4,
+                             .min_rnr_timer = 12 };
 
-    a.ah_attr = (struct ibv_ah_attr){ .is_global = 1, .port_num = 1, .grh = { .dgid = pair.gid, .sgid_index = pair.sgid_index, .hop_limit = 64 } };
-    check(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-                                    IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER), "to RTR");
+    a.ah_attr = (struct ibv_ah_attr){
+        .is_global = 1,
+        .port_num = 1,
+        .grh = { .dgid = pair.gid, .sgid_index = pair.sgid_index, .hop_limit = 64 }
+    };
+    check(ibv_modify_qp(qp, &a,
+                        IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+                            IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER),
+          "to RTR");
 }
 
 static void to_rts(struct ibv_qp *qp)
 {
-    struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 4 };
+    struct ibv_qp_attr a = {
+        .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 4
+    };
 
-    check(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC), "to RTS");
+    check(ibv_modify_qp(qp, &a,
+                        IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                            IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC),
+          "to RTS");
 }
 
 int main(int argc, char **argv)
@@ -124,7 +146,8 @@ int main(int argc, char **argv)
     if (!pair.context || ibv_query_gid(pair.context, 1, pair.sgid_index, &pair.gid))
         fail("cannot open the first device");
     TIMED("alloc_pd", pair.pd = ibv_alloc_pd(pair.context));
-    TIMED("reg_mr", pair.mr = ibv_reg_mr(pair.pd, pair.memory, sizeof pair.memory, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE));
+    TIMED("reg_mr", pair.mr = ibv_reg_mr(pair.pd, pair.memory, sizeof pair.memory,
+                                         IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE));
     TIMED("create_cq", cq = ibv_create_cq(pair.context, 4 * PAIR_DEPTH, NULL, NULL, 0));
     if (!pair.pd || !pair.mr || !cq)
         fail("cannot set up: %s", strerror(errno));
@@ -141,8 +164,8 @@ int main(int argc, char **argv)
     printf("\"post_send\": %.2f, ", sends_ns(cq, posts));
     printf("\"poll_cq\": %.2f, ", polls_ns(cq, polls));
     printf("\"post_recv\": %.2f}\n", recvs_ns());
-    if (ibv_destroy_qp(pair.from) || ibv_destroy_qp(pair.to) || ibv_destroy_cq(cq) || ibv_dereg_mr(pair.mr) || ibv_dealloc_pd(pair.pd) ||
-        ibv_close_device(pair.context))
+    if (ibv_destroy_qp(pair.from) || ibv_destroy_qp(pair.to) || ibv_destroy_cq(cq) ||
+        ibv_dereg_mr(pair.mr) || ibv_dealloc_pd(pair.pd) || ibv_close_device(pair.context))
         fail("cannot clean up");
     ibv_free_device_list(list);
     return 0;

@@ -2,30 +2,35 @@
 /*
  * The verifying program: plain verbs, two ends, every message checked.
  *
- * Both ends send at once, on each of --qps RC queue pairs, a stream of SENDs, WRITEs (each with and without immediate) and READs of
- * random sizes, signalled or not. What the stream holds follows from --seed, so each end knows exactly what must come next from the
- * other: number, kind, length, immediate and every byte. Checked are
- *   - receives: each message once, in order, intact, into the buffers in the order in which they were posted; with --srq, into any
- *     buffer that is posted, and none of them is lost;
- *   - WRITEs: intact when the message behind them arrives; what was consumed is painted over and must stay so until its slot is
- *     given back, which a second WRITE would show;
- *   - READs: the version that they must see. The owner changes a region when told to by a fenced SEND, so a READ before it sees
- *     the old version, one after it was carried out the new one;
- *   - completions of sends: each signalled one once, in order, with the right opcode; unsignalled ones never, unless as errors;
+ * Both ends send at once, on each of --qps RC queue pairs, a stream of SENDs, WRITEs (each with and
+ * without immediate) and READs of random sizes, signalled or not. What the stream holds follows
+ * from --seed, so each end knows exactly what must come next from the other: number, kind, length,
+ * immediate and every byte. Checked are
+ *   - receives: each message once, in order, intact, into the buffers in the order in which they
+ *     were posted; with --srq, into any buffer that is posted, and none of them is lost;
+ *   - WRITEs: intact when the message behind them arrives; what was consumed is painted over and
+ *     must stay so until its slot is given back, which a second WRITE would show;
+ *   - READs: the version that they must see. The owner changes a region when told to by a fenced
+ *     SEND, so a READ before it sees the old version, one after it was carried out the new one;
+ *   - completions of sends: each signalled one once, in order, with the right opcode; unsignalled
+ *     ones never, unless as errors;
  *   - counters that the peer WRITEs into our memory (its flow control): they never go back.
  *
- *   verifier --listen PORT | --connect HOST:PORT [--device unb0] [--gid-index 0] [--qps 1] [--seed 1]
- *            [--seconds N | --messages N] [--max-bytes 131072] [--stall-seconds 20] [--status-file PATH] [--stop-file PATH]
+ *   verifier --listen PORT | --connect HOST:PORT [--device unb0] [--gid-index 0] [--qps 1]
+ *            [--seed 1] [--seconds N | --messages N] [--max-bytes 131072] [--stall-seconds 20]
+ *            [--status-file PATH] [--stop-file PATH]
  *            [--corrupt] [--no-replay] [--srq] [--writes-repeat] [--events]
  *
- * Ends with 0 and a line of JSON, or with 1 and the first thing that was wrong. --corrupt spoils one message on purpose: the other
- * end must find it. --no-replay marks every work request UNBROKEN_SEND_NO_REPLAY and succeeds if a failure of the network gives the
- * original error at both ends within a second of each other, and everything outstanding is flushed behind it, in order. With --srq all
- * QPs of an end take their receives from one shared queue, and say once that they take no more when they have failed. With
- * --writes-repeat a WRITE behind the last message that consumed a receive may be carried out twice, as on devices with plain verbs: then
- * a counter may go back for a while.
- * With --events an end that has nothing to do sleeps until its completion channel has an event.
- * SIGTERM, SIGINT or a file that appears at --stop-file end the run early, with success if all was right.
+ * Ends with 0 and a line of JSON, or with 1 and the first thing that was wrong. --corrupt spoils
+ * one message on purpose: the other end must find it. --no-replay marks every work request
+ * UNBROKEN_SEND_NO_REPLAY and succeeds if a failure of the network gives the original error at both
+ * ends within a second of each other, and everything outstanding is flushed behind it, in order.
+ * With --srq all QPs of an end take their receives from one shared queue, and say once that they
+ * take no more when they have failed. With --writes-repeat a WRITE behind the last message that
+ * consumed a receive may be carried out twice, as on devices with plain verbs: then a counter may
+ * go back for a while. With --events an end that has nothing to do sleeps until its completion
+ * channel has an event. SIGTERM, SIGINT or a file that appears at --stop-file end the run early,
+ * with success if all was right.
  *
  * cc -std=gnu11 -O2 -Wall -Wextra -Werror -o verifier verifier.c -libverbs
  */
@@ -47,8 +52,9 @@ static void check_write(struct qp *q, const struct step *t)
     const char *wrong = content_wrong(slot, t->len, t->key, t->index);
 
     if (wrong)
-        fail("QP %d: %s %llu of %u bytes into slot %llu: %s", q->id, kind_name[t->kind], (unsigned long long)t->index, t->len,
-             (unsigned long long)(q->in_writes % RING), wrong);
+        fail("QP %d: %s %llu of %u bytes into slot %llu: %s", q->id, kind_name[t->kind],
+             (unsigned long long)t->index, t->len, (unsigned long long)(q->in_writes % RING),
+             wrong);
     q->painted[q->in_writes % RING] = t->len < 64 ? 64 : t->len;
     memset(slot, PAINT, q->painted[q->in_writes % RING]);
     q->in_writes++;
@@ -56,34 +62,40 @@ static void check_write(struct qp *q, const struct step *t)
     verified_bytes += t->len;
 }
 
-/* Slots go back to the peer when nothing has touched the paint; the latest `keep` wait, so that there is time for it to happen. */
+/* Slots go back to the peer when nothing has touched the paint; the latest `keep` wait, so that
+ * there is time for it to happen. */
 static void free_writes(struct qp *q, uint64_t keep)
 {
     for (; q->freed_writes + keep < q->in_writes; q->freed_writes++) {
         const uint8_t *slot = q->mem->ring[q->freed_writes % RING];
 
         if (slot[0] != PAINT || memcmp(slot, slot + 1, q->painted[q->freed_writes % RING] - 1))
-            fail("QP %d: memory changed after its WRITE had been consumed: a WRITE was carried out twice", q->id);
+            fail("QP %d: memory changed after its WRITE had been consumed: a WRITE was carried out "
+                 "twice",
+                 q->id);
     }
 }
 
 static void bump_region(struct qp *q, uint32_t region)
 {
     q->own_version[region]++;
-    content_make(q->mem->regions[region], MAX_BYTES, region_key(role, q->id, region, q->own_version[region]),
-                 q->own_version[region]);
+    content_make(q->mem->regions[region], MAX_BYTES,
+                 region_key(role, q->id, region, q->own_version[region]), q->own_version[region]);
 }
 
 static int is_end(struct qp *q, const struct ibv_wc *wc, const uint8_t *data)
 {
     struct stream ahead = q->in;
 
-    if (wc->opcode != IBV_WC_RECV || !(wc->wc_flags & IBV_WC_WITH_IMM) || wc->imm_data != END_IMM || wc->byte_len != END_BYTES)
+    if (wc->opcode != IBV_WC_RECV || !(wc->wc_flags & IBV_WC_WITH_IMM) || wc->imm_data != END_IMM ||
+        wc->byte_len != END_BYTES)
         return 0;
-    /* It may come behind READs and WRITEs of the stream, which the receiver has not stepped over yet. */
+    /* It may come behind READs and WRITEs of the stream, which the receiver has not stepped over
+     * yet. */
     while (content_wrong(data, END_BYTES, q->in.key, ahead.index))
         if (consumes_receive(stream_next(&ahead).kind))
-            fail("QP %d: the stream ended before its message %llu", q->id, (unsigned long long)ahead.index - 1);
+            fail("QP %d: the stream ended before its message %llu", q->id,
+                 (unsigned long long)ahead.index - 1);
     while (q->in.index < ahead.index) {
         struct step t = stream_next(&q->in);
 
@@ -116,8 +128,10 @@ static void check_message(struct qp *q, const struct ibv_wc *wc, const uint8_t *
     else if (t.kind != WRITE_IMM)
         wrong = content_wrong(data, t.len, t.key, t.index);
     if (wrong)
-        fail("QP %d: in place of message %llu (%s of %u bytes, immediate %#x) came opcode %d, %u bytes, immediate %#x: %s", q->id,
-             (unsigned long long)t.index, kind_name[t.kind], t.len, t.imm, wc->opcode, wc->byte_len, wc->imm_data, wrong);
+        fail("QP %d: in place of message %llu (%s of %u bytes, immediate %#x) came opcode %d, %u "
+             "bytes, immediate %#x: %s",
+             q->id, (unsigned long long)t.index, kind_name[t.kind], t.len, t.imm, wc->opcode,
+             wc->byte_len, wc->imm_data, wrong);
     if (t.kind == WRITE_IMM) {
         check_write(q, &t);
         return;
@@ -134,21 +148,24 @@ static void recv_completion(const struct ibv_wc *wc)
     struct qp *owner = qps + id, *q = owner;
 
     if (id >= (uint64_t)opt.qps)
-        fail("a completion of a receive that was never posted: wr_id %#llx", (unsigned long long)wc->wr_id);
+        fail("a completion of a receive that was never posted: wr_id %#llx",
+             (unsigned long long)wc->wr_id);
     completions++;
     if (opt.srq)
         q = taker(wc, owner, n);
     if (wc->qp_num != q->us.qpn)
         fail("QP %d: a receive carries QPN %#x, not %#x", q->id, wc->qp_num, q->us.qpn);
     if (!opt.srq && (n != q->recvs_done || n >= q->recvs_posted))
-        fail("QP %d: receive %llu completed in place of %llu", q->id, (unsigned long long)n, (unsigned long long)q->recvs_done);
+        fail("QP %d: receive %llu completed in place of %llu", q->id, (unsigned long long)n,
+             (unsigned long long)q->recvs_done);
     q->recvs_done++;
     moved_us = now_us();
     if (wc->status) {
         if (!opt.no_replay)
             fail("QP %d: a receive failed: %s", q->id, ibv_wc_status_str(wc->status));
         if (wc->status != IBV_WC_WR_FLUSH_ERR)
-            fail("QP %d: a receive ended with '%s', a flush is right", q->id, ibv_wc_status_str(wc->status));
+            fail("QP %d: a receive ended with '%s', a flush is right", q->id,
+                 ibv_wc_status_str(wc->status));
         q->recv_failed = 1;
         first_error(wc->status);
         return;
@@ -170,13 +187,15 @@ static void write_status(int final)
     char text[512], path[4096];
     double seconds = (now_us() - started_us) / 1e6;
     int n = snprintf(text, sizeof text,
-                     "{\"verified_messages\":%llu,\"verified_bytes\":%llu,\"completions\":%llu,\"events\":%llu,\"errors\":0,\"qps\":%d,"
+                     "{\"verified_messages\":%llu,\"verified_bytes\":%llu,\"completions\":%llu,"
+                     "\"events\":%llu,\"errors\":0,\"qps\":%d,"
                      "\"seconds\":%.3f",
                      (unsigned long long)verified_messages, (unsigned long long)verified_bytes,
                      (unsigned long long)completions, (unsigned long long)events, opt.qps, seconds);
 
     if (first_error_us)
-        n += snprintf(text + n, sizeof text - n, ",\"error_status\":\"%s\"", ibv_wc_status_str(first_error_status));
+        n += snprintf(text + n, sizeof text - n, ",\"error_status\":\"%s\"",
+                      ibv_wc_status_str(first_error_status));
     snprintf(text + n, sizeof text - n, "}\n");
     if (final)
         fputs(text, stdout);
@@ -214,11 +233,14 @@ static void housekeeping(void)
     if (now > moved_us + opt.stall_us) {
         for (i = 0; i < opt.qps; i++)
             fprintf(stderr,
-                    "QP %d: outstanding %llu, steps %llu, sent %llu messages (peer checked %llu) and %llu writes (peer freed %llu), "
+                    "QP %d: outstanding %llu, steps %llu, sent %llu messages (peer checked %llu) "
+                    "and %llu writes (peer freed %llu), "
                     "received %llu messages\n",
-                    i, (unsigned long long)(qps[i].tail - qps[i].head), (unsigned long long)qps[i].out.index,
-                    (unsigned long long)qps[i].sent_messages, (unsigned long long)qps[i].peer_has.received,
-                    (unsigned long long)qps[i].sent_writes, (unsigned long long)qps[i].peer_has.consumed,
+                    i, (unsigned long long)(qps[i].tail - qps[i].head),
+                    (unsigned long long)qps[i].out.index, (unsigned long long)qps[i].sent_messages,
+                    (unsigned long long)qps[i].peer_has.received,
+                    (unsigned long long)qps[i].sent_writes,
+                    (unsigned long long)qps[i].peer_has.consumed,
                     (unsigned long long)qps[i].in_messages);
         fail("nothing moved for %llu s", (unsigned long long)opt.stall_us / 1000000);
     }
@@ -246,7 +268,8 @@ static int drain(void)
     return got;
 }
 
-/* Sleeps until a completion raises an event. What the peer has checked it WRITEs into memory, without one: hence the limit. */
+/* Sleeps until a completion raises an event. What the peer has checked it WRITEs into memory,
+ * without one: hence the limit. */
 static void sleep_a_while(void)
 {
     struct pollfd raised = { .fd = channel->fd, .events = POLLIN };
@@ -281,7 +304,8 @@ static void run(void)
 
             push(q);
             free_writes(q, got ? RING / 4 : 0);
-            if (q->in_messages - q->told_messages >= RECVS / 4 || q->freed_writes - q->told_writes >= RING / 4 ||
+            if (q->in_messages - q->told_messages >= RECVS / 4 ||
+                q->freed_writes - q->told_writes >= RING / 4 ||
                 (!got && (q->in_messages != q->told_messages || q->freed_writes != q->told_writes)))
                 post_counters(q);
             /* The tail may be unsignalled counters, which nothing waits for. */
@@ -293,7 +317,8 @@ static void run(void)
     }
 }
 
-/* Whether completions of sends are due on a failed QP. Unsignalled ones that were done before it failed have none. */
+/* Whether completions of sends are due on a failed QP. Unsignalled ones that were done before it
+ * failed have none. */
 static int sends_left(const struct qp *q)
 {
     uint64_t i;
@@ -304,7 +329,8 @@ static int sends_left(const struct qp *q)
     return 0;
 }
 
-/* After the first error: the peer must have its own within a second, and everything outstanding here is flushed, in order. */
+/* After the first error: the peer must have its own within a second, and everything outstanding
+ * here is flushed, in order. */
 static void expect_failure_everywhere(void)
 {
     uint64_t until = first_error_us + ERROR_SKEW_US;
@@ -313,7 +339,8 @@ static void expect_failure_everywhere(void)
 
     while (left || !peer_failed) {
         if (!drain() && now_us() > until)
-            fail(peer_failed ? "not everything was flushed within a second" : "the peer had no error within a second of ours");
+            fail(peer_failed ? "not everything was flushed within a second"
+                             : "the peer had no error within a second of ours");
         if (!peer_failed && tcp_peek(tcp) != 0) {
             tcp_read(tcp, &note, 1);
             if (note != 'E')
@@ -325,7 +352,8 @@ static void expect_failure_everywhere(void)
         left = 0;
         for (i = 0; i < opt.qps; i++) {
             left |= !qps[i].send_failed && !qps[i].recv_failed && !qps[i].last_wqe;
-            left |= sends_left(qps + i) || (srq ? !qps[i].last_wqe : qps[i].recvs_done != qps[i].recvs_posted);
+            left |= sends_left(qps + i) ||
+                    (srq ? !qps[i].last_wqe : qps[i].recvs_done != qps[i].recvs_posted);
         }
     }
 }
@@ -354,7 +382,9 @@ static void close_all(void)
     for (i = 0; i < opt.qps; i++)
         if (ibv_dereg_mr(qps[i].mr))
             fail("the region of QP %d could not be deregistered", i);
-    if (ibv_destroy_cq(send_cq) || ibv_destroy_cq(recv_cq) || (channel && ibv_destroy_comp_channel(channel)) || ibv_dealloc_pd(pd) || ibv_close_device(context))
+    if (ibv_destroy_cq(send_cq) || ibv_destroy_cq(recv_cq) ||
+        (channel && ibv_destroy_comp_channel(channel)) || ibv_dealloc_pd(pd) ||
+        ibv_close_device(context))
         fail("a completion queue, the protection domain or the device could not be closed");
 }
 
@@ -391,7 +421,8 @@ int main(int argc, char **argv)
         expect_failure_everywhere();
     } else {
         if (opt.no_replay)
-            fail("no error came: without a fault, or where nothing was under way at that instant, that is right");
+            fail("no error came: without a fault, or where nothing was under way at that instant, "
+                 "that is right");
         barrier();
         /* Whatever came twice would have come by now: the peer has all its completions. */
         drain();

@@ -51,11 +51,13 @@ struct qp {
     uint32_t unsignalled;
     struct counters peer_has; /* the highest counters seen */
     uint64_t version[REGIONS];     /* of the peer's regions, as told by our bumps */
-    uint64_t pending_until[REGIONS]; /* a bump is under way until the peer has checked so many messages */
+    /* a bump is under way until the peer has checked so many messages */
+    uint64_t pending_until[REGIONS];
 
     /* receiving */
     struct stream in;
-    uint64_t in_messages, in_writes, freed_writes, told_messages, told_writes, recvs_done, recvs_posted;
+    uint64_t in_messages, in_writes, freed_writes, told_messages, told_writes, recvs_done,
+        recvs_posted;
     uint64_t own_version[REGIONS];
     uint32_t painted[RING]; /* bytes of each slot that were painted over when it was consumed */
     int end_received;
@@ -73,7 +75,8 @@ static struct ibv_srq *srq;
 static struct qp *qps;
 static int tcp;
 static volatile sig_atomic_t stop_signal;
-static uint64_t verified_messages, verified_bytes, completions, events, started_us, moved_us, first_error_us;
+static uint64_t verified_messages, verified_bytes, completions, events, started_us, moved_us,
+    first_error_us;
 static int stopping, first_error_status;
 
 /* ---- set-up ---- */
@@ -113,7 +116,8 @@ static void post_receive(struct qp *q, uint32_t buffer)
 {
     uint64_t n = opt.srq ? buffer : q->recvs_posted++;
     struct ibv_sge sge = { (uintptr_t)q->mem->recvs[n % RECVS], MAX_BYTES, q->mr->lkey };
-    struct ibv_recv_wr wr = { .wr_id = (uint64_t)q->id << 48 | n, .sg_list = &sge, .num_sge = 1 }, *bad;
+    struct ibv_recv_wr wr = { .wr_id = (uint64_t)q->id << 48 | n, .sg_list = &sge, .num_sge = 1 },
+                       *bad;
     int e = opt.srq ? ibv_post_srq_recv(srq, &wr, &bad) : ibv_post_recv(q->qp, &wr, &bad);
 
     if (e && !first_error_us)
@@ -121,13 +125,15 @@ static void post_receive(struct qp *q, uint32_t buffer)
     q->shared[n % RECVS] = opt.srq;
 }
 
-/* The QP that a completion of a shared receive is of. The receive must be posted, and is free again. */
+/* The QP that a completion of a shared receive is of. The receive must be posted, and is free
+ * again. */
 static struct qp *taker(const struct ibv_wc *wc, struct qp *owner, uint64_t buffer)
 {
     int i;
 
     if (buffer >= RECVS || !owner->shared[buffer])
-        fail("receive %llu of the buffers of QP %d completed twice, or was never posted", (unsigned long long)buffer, owner->id);
+        fail("receive %llu of the buffers of QP %d completed twice, or was never posted",
+             (unsigned long long)buffer, owner->id);
     owner->shared[buffer] = 0;
     for (i = 0; i < opt.qps; i++)
         if (qps[i].us.qpn == wc->qp_num)
@@ -135,7 +141,8 @@ static struct qp *taker(const struct ibv_wc *wc, struct qp *owner, uint64_t buff
     fail("a receive carries QPN %#x, which is none of ours", wc->qp_num);
 }
 
-/* What has happened to the shared receive queue and its QPs. Gives the number of QPs that say they have failed. */
+/* What has happened to the shared receive queue and its QPs. Gives the number of QPs that say
+ * they have failed. */
 static int look_at_events(void)
 {
     struct ibv_async_event event;
@@ -148,7 +155,8 @@ static int look_at_events(void)
             struct qp *q = event.element.qp->qp_context;
 
             if (q->last_wqe || !opt.no_replay)
-                fail("QP %d: IBV_EVENT_QP_LAST_WQE_REACHED, %s", q->id, q->last_wqe ? "again" : "but it must not fail");
+                fail("QP %d: IBV_EVENT_QP_LAST_WQE_REACHED, %s", q->id,
+                     q->last_wqe ? "again" : "but it must not fail");
             q->last_wqe = ++failed;
         }
         ibv_ack_async_event(&event);
@@ -156,7 +164,8 @@ static int look_at_events(void)
     return failed;
 }
 
-/* With no QP left, every receive that has not completed must be in the queue: a limit of so many is reached at once if one is not. */
+/* With no QP left, every receive that has not completed must be in the queue: a limit of so many
+ * is reached at once if one is not. */
 static void check_shared(void)
 {
     struct ibv_srq_attr attr = { .srq_limit = 0 };
@@ -175,7 +184,11 @@ static void check_shared(void)
 
 static void make_qp(struct qp *q)
 {
-    struct ibv_qp_init_attr init = { .qp_context = q, .send_cq = send_cq, .recv_cq = recv_cq, .srq = srq, .qp_type = IBV_QPT_RC,
+    struct ibv_qp_init_attr init = { .qp_context = q,
+                                     .send_cq = send_cq,
+                                     .recv_cq = recv_cq,
+                                     .srq = srq,
+                                     .qp_type = IBV_QPT_RC,
                                      .cap = { SQ, RECVS, 2, 1, sizeof(struct counters) } };
     int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
     uint32_t r;
@@ -192,8 +205,11 @@ static void make_qp(struct qp *q)
         content_make(q->mem->regions[r], MAX_BYTES, region_key(role, q->id, r, 0), 0);
     q->out.key = stream_key(role, q->id);
     q->in.key = stream_key(!role, q->id);
-    q->us = (struct meeting){ .qpn = q->qp->qp_num, .psn = mix(opt.seed + q->id * 2 + role) & 0xffffff, .rkey = q->mr->rkey,
-                              .ring = (uintptr_t)q->mem->ring, .regions = (uintptr_t)q->mem->regions,
+    q->us = (struct meeting){ .qpn = q->qp->qp_num,
+                              .psn = mix(opt.seed + q->id * 2 + role) & 0xffffff,
+                              .rkey = q->mr->rkey,
+                              .ring = (uintptr_t)q->mem->ring,
+                              .regions = (uintptr_t)q->mem->regions,
                               .counters = (uintptr_t)&q->mem->from_peer };
     if (ibv_query_gid(context, 1, opt.gid_index, &q->us.gid))
         fail("no GID at index %d", opt.gid_index);
@@ -208,26 +224,37 @@ static void connect_qp(struct qp *q)
 
     if (ibv_query_port(context, 1, &port))
         fail("query_port: %s", strerror(errno));
-    e = ibv_modify_qp(q->qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+    e = ibv_modify_qp(q->qp, &a,
+                      IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
     if (e)
         fail("to INIT: %s", strerror(e));
     for (i = 0; i < RECVS; i++)
         post_receive(q, i);
-    a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = port.active_mtu, .dest_qp_num = q->peer.qpn,
-                              .rq_psn = q->peer.psn, .max_dest_rd_atomic = 4, .min_rnr_timer = 1 };
+    a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR,
+                              .path_mtu = port.active_mtu,
+                              .dest_qp_num = q->peer.qpn,
+                              .rq_psn = q->peer.psn,
+                              .max_dest_rd_atomic = 4,
+                              .min_rnr_timer = 1 };
     a.ah_attr.is_global = 1;
     a.ah_attr.port_num = 1;
     a.ah_attr.grh.dgid = q->peer.gid;
     a.ah_attr.grh.sgid_index = opt.gid_index;
     a.ah_attr.grh.hop_limit = 64;
-    e = ibv_modify_qp(q->qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-                                     IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+    e = ibv_modify_qp(q->qp, &a,
+                      IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                          IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
     if (e)
         fail("to RTR: %s", strerror(e));
-    a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7,
-                              .sq_psn = q->us.psn, .max_rd_atomic = 4 };
-    e = ibv_modify_qp(q->qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-                                     IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
+    a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS,
+                              .timeout = 14,
+                              .retry_cnt = 7,
+                              .rnr_retry = 7,
+                              .sq_psn = q->us.psn,
+                              .max_rd_atomic = 4 };
+    e = ibv_modify_qp(q->qp, &a,
+                      IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                          IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
     if (e)
         fail("to RTS: %s", strerror(e));
 }

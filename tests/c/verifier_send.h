@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The verifier's sending side: posts the stream and the counters as there is room, and checks every completion of a send. Each WR is
- * in `fifo` from its post until it, or one behind it, completes; what was posted unsignalled is done when that happens.
+ * The verifier's sending side: posts the stream and the counters as there is room, and checks every
+ * completion of a send. Each WR is in `fifo` from its post until it, or one behind it, completes;
+ * what was posted unsignalled is done when that happens.
  */
 #ifndef UNBROKEN_TESTS_VERIFIER_SEND_H
 #define UNBROKEN_TESTS_VERIFIER_SEND_H
@@ -10,14 +11,16 @@
 /* After common.h, which says what is wanted of the system's headers. */
 #include "../../include/unbroken/unbroken.h"
 
-/* The peer's counters, as it last wrote them. Where a WRITE may be carried out twice they may go back for a while. */
+/* The peer's counters, as it last wrote them. Where a WRITE may be carried out twice they may go
+ * back for a while. */
 static void look_at_counters(struct qp *q)
 {
     struct counters now = { q->mem->from_peer.received, q->mem->from_peer.consumed };
 
     if (now.received < q->peer_has.received || now.consumed < q->peer_has.consumed) {
         if (!opt.writes_repeat)
-            fail("QP %d: a counter of the peer went back: an old WRITE was carried out again", q->id);
+            fail("QP %d: a counter of the peer went back: an old WRITE was carried out again",
+                 q->id);
         return;
     }
     if (now.received > q->sent_messages || now.consumed > q->sent_writes)
@@ -65,9 +68,14 @@ static void post_step(struct qp *q, const struct step *t)
     struct memory *m = q->mem;
     uint32_t slot = q->data_posted % SLOTS, half = t->split ? t->len / 2 : 0;
     uint8_t *buf = m->slots[slot];
-    struct ibv_sge sge[2] = { { (uintptr_t)buf, half, q->mr->lkey }, { (uintptr_t)buf + half, t->len - half, q->mr->lkey } };
-    struct ibv_send_wr wr = { .sg_list = half ? sge : sge + 1, .num_sge = t->len ? half ? 2 : 1 : 0, .imm_data = t->imm };
-    struct posted p = { .kind = t->kind, .len = t->len, .slot = slot, .key = t->key, .number = t->index };
+    struct ibv_sge sge[2] = { { (uintptr_t)buf, half, q->mr->lkey },
+                              { (uintptr_t)buf + half, t->len - half, q->mr->lkey } };
+    struct ibv_send_wr wr = { .sg_list = half ? sge : sge + 1,
+                              .num_sge = t->len ? half ? 2 : 1 : 0,
+                              .imm_data = t->imm };
+    struct posted p = {
+        .kind = t->kind, .len = t->len, .slot = slot, .key = t->key, .number = t->index
+    };
 
     p.signalled = t->signalled || q->unsignalled + 1 >= UNSIGNALLED_RUN || t->kind == END;
     wr.wr.rdma.rkey = q->peer.rkey;
@@ -117,8 +125,12 @@ static void post_counters(struct qp *q)
 {
     struct counters c = { q->in_messages, q->freed_writes };
     struct ibv_sge sge = { (uintptr_t)&c, sizeof c, 0 };
-    struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_INLINE };
-    struct posted p = { .kind = CREDIT, .len = sizeof c, .signalled = q->unsignalled + 1 >= UNSIGNALLED_RUN };
+    struct ibv_send_wr wr = {
+        .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_INLINE
+    };
+    struct posted p = { .kind = CREDIT,
+                        .len = sizeof c,
+                        .signalled = q->unsignalled + 1 >= UNSIGNALLED_RUN };
 
     if (q->tail - q->head >= SQ - 1)
         return;
@@ -145,7 +157,10 @@ static void push(struct qp *q)
     for (burst = 0; burst < 16; burst++) {
         if (!q->has_next) {
             if (finished_sending(q) || stopping)
-                q->next = (struct step){ .kind = END, .index = q->out.index, .len = END_BYTES, .imm = END_IMM,
+                q->next = (struct step){ .kind = END,
+                                         .index = q->out.index,
+                                         .len = END_BYTES,
+                                         .imm = END_IMM,
                                          .key = q->out.key };
             else
                 q->next = stream_next(&q->out);
@@ -166,7 +181,9 @@ static void push(struct qp *q)
 
 static enum ibv_wc_opcode expected_opcode(enum kind k)
 {
-    return k == READ ? IBV_WC_RDMA_READ : k == WRITE || k == WRITE_IMM || k == CREDIT ? IBV_WC_RDMA_WRITE : IBV_WC_SEND;
+    return k == READ                                     ? IBV_WC_RDMA_READ
+           : k == WRITE || k == WRITE_IMM || k == CREDIT ? IBV_WC_RDMA_WRITE
+                                                         : IBV_WC_SEND;
 }
 
 static void sent(struct qp *q, const struct posted *p)
@@ -176,8 +193,8 @@ static void sent(struct qp *q, const struct posted *p)
     if (p->kind == READ) {
         wrong = content_part_wrong(q->mem->slots[p->slot], p->len, MAX_BYTES, p->key, p->number);
         if (wrong)
-            fail("QP %d: a READ of %u bytes (WR %llu): %s (the number of a region is its version)", q->id, p->len,
-                 (unsigned long long)(p->wr_id & 0xffffffffffff), wrong);
+            fail("QP %d: a READ of %u bytes (WR %llu): %s (the number of a region is its version)",
+                 q->id, p->len, (unsigned long long)(p->wr_id & 0xffffffffffff), wrong);
         verified_messages++;
         verified_bytes += p->len;
     }
@@ -189,7 +206,8 @@ static void sent(struct qp *q, const struct posted *p)
 
 static void first_error(int status)
 {
-    /* A flush says only that there was an error; a QP without outstanding sends has nothing else to say. */
+    /* A flush says only that there was an error; a QP without outstanding sends has nothing else
+     * to say. */
     if (!first_error_status || first_error_status == IBV_WC_WR_FLUSH_ERR)
         first_error_status = status;
     if (first_error_us)
@@ -198,16 +216,20 @@ static void first_error(int status)
     tcp_write(tcp, "E", 1);
 }
 
-/* An error with --no-replay: the first of a QP says why, all others are flushed; nothing is left out and nothing is out of order. */
+/* An error with --no-replay: the first of a QP says why, all others are flushed; nothing is left
+ * out and nothing is out of order. */
 static void send_error(struct qp *q, const struct ibv_wc *wc)
 {
     if (!opt.no_replay)
-        fail("QP %d: a %s failed: %s", q->id, kind_name[q->fifo[q->head % SQ].kind], ibv_wc_status_str(wc->status));
+        fail("QP %d: a %s failed: %s", q->id, kind_name[q->fifo[q->head % SQ].kind],
+             ibv_wc_status_str(wc->status));
     if (!q->send_failed && wc->status != IBV_WC_RETRY_EXC_ERR && wc->status != IBV_WC_FATAL_ERR &&
         wc->status != IBV_WC_REM_ABORT_ERR && wc->status != IBV_WC_RESP_TIMEOUT_ERR)
-        fail("QP %d: the first error is '%s', not one of the network", q->id, ibv_wc_status_str(wc->status));
+        fail("QP %d: the first error is '%s', not one of the network", q->id,
+             ibv_wc_status_str(wc->status));
     if (q->send_failed && wc->status != IBV_WC_WR_FLUSH_ERR)
-        fail("QP %d: '%s' behind the first error, a flush is right", q->id, ibv_wc_status_str(wc->status));
+        fail("QP %d: '%s' behind the first error, a flush is right", q->id,
+             ibv_wc_status_str(wc->status));
     q->send_failed = 1;
     first_error(wc->status);
     q->head++;
@@ -220,14 +242,16 @@ static void send_completion(const struct ibv_wc *wc)
     const struct posted *p;
 
     if (id >= (uint64_t)opt.qps)
-        fail("a completion of a WR that was never posted: wr_id %#llx", (unsigned long long)wc->wr_id);
+        fail("a completion of a WR that was never posted: wr_id %#llx",
+             (unsigned long long)wc->wr_id);
     completions++;
     if (wc->qp_num != q->us.qpn)
         fail("QP %d: a completion carries QPN %#x, not %#x", q->id, wc->qp_num, q->us.qpn);
     for (;;) {
         if (q->head == q->tail)
-            fail("QP %d: a completion of WR %llu, which is not outstanding: it came twice or from nowhere", q->id,
-                 (unsigned long long)(wc->wr_id & 0xffffffffffff));
+            fail("QP %d: a completion of WR %llu, which is not outstanding: it came twice or from "
+                 "nowhere",
+                 q->id, (unsigned long long)(wc->wr_id & 0xffffffffffff));
         p = &q->fifo[q->head % SQ];
         if (p->wr_id == wc->wr_id)
             break;
@@ -244,7 +268,8 @@ static void send_completion(const struct ibv_wc *wc)
     if (wc->status)
         return send_error(q, wc);
     if (q->send_failed)
-        fail("QP %d: WR %llu succeeded behind a failed one", q->id, (unsigned long long)(wc->wr_id & 0xffffffffffff));
+        fail("QP %d: WR %llu succeeded behind a failed one", q->id,
+             (unsigned long long)(wc->wr_id & 0xffffffffffff));
     if (!p->signalled)
         fail("QP %d: an unsignalled %s completed", q->id, kind_name[p->kind]);
     if (wc->opcode != expected_opcode(p->kind))

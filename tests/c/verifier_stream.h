@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The verifier's options and the stream that follows from its seed: sizes, kinds and content of every message, computed by the
- * sender to send it and by the receiver to check it.
+ * The verifier's options and the stream that follows from its seed: sizes, kinds and content of
+ * every message, computed by the sender to send it and by the receiver to check it.
  */
 #ifndef UNBROKEN_TESTS_VERIFIER_STREAM_H
 #define UNBROKEN_TESTS_VERIFIER_STREAM_H
@@ -11,11 +11,12 @@
 enum {
     MAX_BYTES = 128 * 1024,
     MAX_QPS = 64,
-    SLOTS = 32,         /* buffers to send from and to read into; at most so many data WRs are outstanding */
-    RECVS = 32,         /* receives that are posted */
-    RING = 16,          /* slots that the peer writes into */
-    REGIONS = 4,        /* regions that the peer reads */
-    SQ = 96,            /* entries of the send queue; data and counters together */
+    SLOTS =
+        32, /* buffers to send from and to read into; at most so many data WRs are outstanding */
+    RECVS = 32, /* receives that are posted */
+    RING = 16, /* slots that the peer writes into */
+    REGIONS = 4, /* regions that the peer reads */
+    SQ = 96, /* entries of the send queue; data and counters together */
     UNSIGNALLED_RUN = 12,
     STATUS_INTERVAL_US = 50000,
     SLEEP_MS = 2,
@@ -27,17 +28,25 @@ enum {
 /* How far apart the first errors of the two ends may be. */
 #define ERROR_SKEW_US 1000000
 
-/* Opcode of a step of the stream. CREDIT is not part of it: a small inline WRITE of our counters whenever the peer needs them. */
+/* Opcode of a step of the stream. CREDIT is not part of it: a small inline WRITE of our counters
+ * whenever the peer needs them. */
 enum kind { SEND, SEND_IMM, WRITE, WRITE_IMM, READ, BUMP, CREDIT, END };
 
-static const char *kind_name[] = { "SEND", "SEND_IMM", "WRITE", "WRITE_IMM", "READ", "fenced SEND", "counter WRITE", "END" };
+static const char *kind_name[] = { "SEND", "SEND_IMM",    "WRITE",         "WRITE_IMM",
+                                   "READ", "fenced SEND", "counter WRITE", "END" };
 
 static struct {
     const char *listen_port, *where, *device, *status_file, *stop_file;
     uint64_t seconds, messages, seed, stall_us;
     uint32_t max_bytes;
     int qps, gid_index, corrupt, no_replay, srq, writes_repeat, events;
-} opt = { .device = "unb0", .seconds = 0, .messages = 0, .seed = 1, .stall_us = 20000000, .max_bytes = MAX_BYTES, .qps = 1 };
+} opt = { .device = "unb0",
+          .seconds = 0,
+          .messages = 0,
+          .seed = 1,
+          .stall_us = 20000000,
+          .max_bytes = MAX_BYTES,
+          .qps = 1 };
 
 /* A stream: both its sender and its receiver step through it. */
 struct stream {
@@ -61,7 +70,8 @@ static uint64_t stream_key(int direction, int qp)
     return mix(opt.seed ^ mix(((uint64_t)direction << 32) + qp + 1));
 }
 
-/* Bytes of the peer's (or our own) region: a known function of who owns it, which it is, and its version. */
+/* Bytes of the peer's (or our own) region: a known function of who owns it, which it is, and its
+ * version. */
 static uint64_t region_key(int owner, int qp, uint32_t region, uint64_t version)
 {
     return mix(stream_key(2 + owner, qp) ^ mix(((uint64_t)region << 48) + version));
@@ -128,7 +138,9 @@ static struct step stream_next(struct stream *s)
     else
         t.kind = READ;
     s->since_bump = t.kind == BUMP ? 0 : s->since_bump + 1;
-    s->unannounced = t.kind == WRITE ? s->unannounced + 1 : consumes_receive(t.kind) ? 0 : s->unannounced;
+    s->unannounced = t.kind == WRITE            ? s->unannounced + 1
+                     : consumes_receive(t.kind) ? 0
+                                                : s->unannounced;
     s->index++;
     return t;
 }
@@ -141,7 +153,8 @@ static uint64_t number(const char *name, const char *text, uint64_t min, uint64_
     unsigned long long n = strtoull(text, &end, 10);
 
     if (*end || end == text || n < min || n > max)
-        fail("%s %s: a number from %llu to %llu is right", name, text, (unsigned long long)min, (unsigned long long)max);
+        fail("%s %s: a number from %llu to %llu is right", name, text, (unsigned long long)min,
+             (unsigned long long)max);
     return n;
 }
 

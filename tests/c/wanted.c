@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a program wants of its paths: two RC QPs of one NIC, connected to each other, of which one has a path with values that nobody else has
- * (service level, flow label, hop limit, traffic class, rate). They are told as they were set, on whatever NIC the QPs are, can be set
- * anew there, and what no packet can carry is EINVAL.
+ * What a program wants of its paths: two RC QPs of one NIC, connected to each other, of which one
+ * has a path with values that nobody else has (service level, flow label, hop limit, traffic class,
+ * rate). They are told as they were set, on whatever NIC the QPs are, can be set anew there, and
+ * what no packet can carry is EINVAL.
  *
  *   wanted MOVED_FILE   says "connected", and goes on when there is that file
- *   wanted              connects one QP to a peer that nobody knows, which works on whatever NIC it is
+ *   wanted              connects one QP to a peer that nobody knows, which works on whatever NIC it
+ *                       is
  */
 #include "pair.h"
 #include <sys/stat.h>
@@ -18,9 +20,15 @@ static struct ibv_cq *cq;
 /* Of the flow label 20 bits count; UCX sets the others, too. */
 static struct ibv_ah_attr wanted(int sl)
 {
-    return (struct ibv_ah_attr){ .is_global = 1, .port_num = 1, .sl = sl, .static_rate = IBV_RATE_10_GBPS,
-                                 .grh = { .dgid = p.gid, .sgid_index = p.sgid_index, .flow_label = 0xfffabcde,
-                                          .hop_limit = 9, .traffic_class = 0x68 } };
+    return (struct ibv_ah_attr){ .is_global = 1,
+                                 .port_num = 1,
+                                 .sl = sl,
+                                 .static_rate = IBV_RATE_10_GBPS,
+                                 .grh = { .dgid = p.gid,
+                                          .sgid_index = p.sgid_index,
+                                          .flow_label = 0xfffabcde,
+                                          .hop_limit = 9,
+                                          .traffic_class = 0x68 } };
 }
 
 static struct ibv_qp_attr query(void)
@@ -28,7 +36,9 @@ static struct ibv_qp_attr query(void)
     struct ibv_qp_init_attr init;
     struct ibv_qp_attr attr;
 
-    check(ibv_query_qp(p.from, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PORT | IBV_QP_PKEY_INDEX, &init), "ibv_query_qp");
+    check(ibv_query_qp(p.from, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PORT | IBV_QP_PKEY_INDEX,
+                       &init),
+          "ibv_query_qp");
     return attr;
 }
 
@@ -37,13 +47,15 @@ static void is(int sl)
     struct ibv_qp_attr attr = query();
     struct ibv_ah_attr *a = &attr.ah_attr;
 
-    if (memcmp(&a->grh.dgid, &p.gid, sizeof p.gid) || a->grh.sgid_index != p.sgid_index || a->grh.flow_label != 0xabcde ||
-        a->grh.hop_limit != 9 || a->grh.traffic_class != 0x68)
-        fail("the global route is another: GID index %d, flow label %#x, hop limit %d, traffic class %#x", a->grh.sgid_index,
-             a->grh.flow_label, a->grh.hop_limit, a->grh.traffic_class);
-    if (a->sl != sl || a->static_rate != IBV_RATE_10_GBPS || a->dlid || a->src_path_bits || !a->is_global || a->port_num != 1 ||
-        attr.port_num != 1 || attr.pkey_index)
-        fail("the path is another: SL %d, rate %d, LID %d, port %d", a->sl, a->static_rate, a->dlid, a->port_num);
+    if (memcmp(&a->grh.dgid, &p.gid, sizeof p.gid) || a->grh.sgid_index != p.sgid_index ||
+        a->grh.flow_label != 0xabcde || a->grh.hop_limit != 9 || a->grh.traffic_class != 0x68)
+        fail("the global route is another: GID index %d, flow label %#x, hop limit %d, traffic "
+             "class %#x",
+             a->grh.sgid_index, a->grh.flow_label, a->grh.hop_limit, a->grh.traffic_class);
+    if (a->sl != sl || a->static_rate != IBV_RATE_10_GBPS || a->dlid || a->src_path_bits ||
+        !a->is_global || a->port_num != 1 || attr.port_num != 1 || attr.pkey_index)
+        fail("the path is another: SL %d, rate %d, LID %d, port %d", a->sl, a->static_rate, a->dlid,
+             a->port_num);
 }
 
 static void change_state(enum ibv_qp_state state)

@@ -1,19 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A QP that uses memory windows is not protected: when its NIC dies, both ends have the original error, and in bounded time; a QP
- * beside it, on the same CQ, lives on; UC and UD QPs flush.
+ * A QP that uses memory windows is not protected: when its NIC dies, both ends have the original
+ * error, and in bounded time; a QP beside it, on the same CQ, lives on; UC and UD QPs flush.
  *
  *   windows --listen PORT | --connect HOST:PORT
  *
- * Each end has four QPs: RC with a bound window of the peer's that it WRITEs through, RC without, UC and UD. Both send on all of them
- * until the one with the window has failed; then the plain one must still carry REST messages, each once and intact.
- * Prints "running" when all four carry, then a line of JSON.
+ * Each end has four QPs: RC with a bound window of the peer's that it WRITEs through, RC without,
+ * UC and UD. Both send on all of them until the one with the window has failed; then the plain one
+ * must still carry REST messages, each once and intact. Prints "running" when all four carry, then
+ * a line of JSON.
  */
 #include "common.h"
 #include <infiniband/verbs.h>
 
 enum { WINDOW, PLAIN, UC, UD, QPS };
-enum { BYTES = 2048, DEPTH = 16, GRH = 40, REST = 2000, RUN_US = 30 * 1000000, FAIL_US = 25 * 1000000, QKEY = 0x11 };
+enum {
+    BYTES = 2048,
+    DEPTH = 16,
+    GRH = 40,
+    REST = 2000,
+    RUN_US = 30 * 1000000,
+    FAIL_US = 25 * 1000000,
+    QKEY = 0x11
+};
 
 struct hello {
     uint32_t qpn[QPS], rkey;
@@ -41,8 +50,14 @@ static enum ibv_wc_status status_of[QPS];
 static void make(int i)
 {
     static const enum ibv_qp_type TYPES[] = { IBV_QPT_RC, IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD };
-    struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = TYPES[i], .sq_sig_all = 1,
-        .cap = { .max_send_wr = DEPTH + 2, .max_recv_wr = DEPTH, .max_send_sge = 1, .max_recv_sge = 1 } };
+    struct ibv_qp_init_attr init = { .send_cq = cq,
+                                     .recv_cq = cq,
+                                     .qp_type = TYPES[i],
+                                     .sq_sig_all = 1,
+                                     .cap = { .max_send_wr = DEPTH + 2,
+                                              .max_recv_wr = DEPTH,
+                                              .max_send_sge = 1,
+                                              .max_recv_sge = 1 } };
 
     qps[i] = ibv_create_qp(pd, &init);
     if (!qps[i])
@@ -53,17 +68,38 @@ static void make(int i)
 static void connect_qp(int i)
 {
     int rc = i <= PLAIN, ud = i == UD;
-    struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1, .path_mtu = IBV_MTU_1024, .dest_qp_num = theirs.qpn[i], .min_rnr_timer = 1, .qkey = QKEY,
-        .max_rd_atomic = 1, .max_dest_rd_atomic = 1, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7,
-        .qp_access_flags = IBV_ACCESS_REMOTE_WRITE, .ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = theirs.gid, .sgid_index = test_gid_index(), .hop_limit = 8 } } };
+    struct ibv_qp_attr a = {
+        .qp_state = IBV_QPS_INIT,
+        .port_num = 1,
+        .path_mtu = IBV_MTU_1024,
+        .dest_qp_num = theirs.qpn[i],
+        .min_rnr_timer = 1,
+        .qkey = QKEY,
+        .max_rd_atomic = 1,
+        .max_dest_rd_atomic = 1,
+        .timeout = 14,
+        .retry_cnt = 7,
+        .rnr_retry = 7,
+        .qp_access_flags = IBV_ACCESS_REMOTE_WRITE,
+        .ah_attr = { .is_global = 1,
+                     .port_num = 1,
+                     .grh = { .dgid = theirs.gid, .sgid_index = test_gid_index(), .hop_limit = 8 } }
+    };
 
-    CHECK(ibv_modify_qp(qps[i], &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | (ud ? IBV_QP_QKEY : IBV_QP_ACCESS_FLAGS)));
+    CHECK(ibv_modify_qp(qps[i], &a,
+                        IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+                            (ud ? IBV_QP_QKEY : IBV_QP_ACCESS_FLAGS)));
     a.qp_state = IBV_QPS_RTR;
-    CHECK(ibv_modify_qp(qps[i], &a, IBV_QP_STATE | (ud ? 0 : IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN) |
-                        (rc ? IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER : 0)));
+    CHECK(ibv_modify_qp(
+        qps[i], &a,
+        IBV_QP_STATE | (ud ? 0 : IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN) |
+            (rc ? IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER : 0)));
     a.qp_state = IBV_QPS_RTS;
-    CHECK(ibv_modify_qp(qps[i], &a, IBV_QP_STATE | IBV_QP_SQ_PSN |
-                        (rc ? IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC : 0)));
+    CHECK(ibv_modify_qp(
+        qps[i], &a,
+        IBV_QP_STATE | IBV_QP_SQ_PSN |
+            (rc ? IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC
+                : 0)));
 }
 
 static uint64_t key_of(int from, int i, uint32_t n)
@@ -88,8 +124,13 @@ static void send_one(int i)
     uint32_t n = sent[i];
     uint8_t *p = out[i][n % DEPTH];
     struct ibv_sge sge = { (uintptr_t)p, BYTES, mr->lkey };
-    struct ibv_send_wr wr = { .wr_id = i, .sg_list = &sge, .num_sge = 1, .opcode = i == WINDOW ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_SEND_WITH_IMM,
-                              .imm_data = htonl(n) }, *bad;
+    struct ibv_send_wr wr = { .wr_id = i,
+                              .sg_list = &sge,
+                              .num_sge = 1,
+                              .opcode =
+                                  i == WINDOW ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_SEND_WITH_IMM,
+                              .imm_data = htonl(n) },
+                       *bad;
     int e;
 
     content_make(p, BYTES, key_of(listener, i, n), n);
@@ -171,7 +212,8 @@ static void bind_window(void)
     mine.rkey = wr.bind_mw.rkey = ibv_inc_rkey(window->rkey);
     mine.addr = (uintptr_t)behind;
     wr.bind_mw.mw = window;
-    wr.bind_mw.bind_info = (struct ibv_mw_bind_info){ window_mr, (uintptr_t)behind, DEPTH * BYTES, IBV_ACCESS_REMOTE_WRITE };
+    wr.bind_mw.bind_info = (struct ibv_mw_bind_info){ window_mr, (uintptr_t)behind, DEPTH * BYTES,
+                                                      IBV_ACCESS_REMOTE_WRITE };
     CHECK(ibv_post_send(qps[WINDOW], &wr, &bad));
     while (!done[WINDOW]) {
         poll_some();
@@ -192,7 +234,9 @@ static void exchange(const void *a, void *b, size_t n)
 static void set_up(void)
 {
     struct ibv_device **list = ibv_get_device_list(NULL);
-    struct ibv_ah_attr to = { .is_global = 1, .port_num = 1, .grh = { .sgid_index = test_gid_index(), .hop_limit = 8 } };
+    struct ibv_ah_attr to = { .is_global = 1,
+                              .port_num = 1,
+                              .grh = { .sgid_index = test_gid_index(), .hop_limit = 8 } };
     size_t in_bytes = sizeof *in * QPS, out_bytes = sizeof *out * QPS, all = in_bytes + out_bytes;
     uint8_t *memory = calloc(1, all);
     int i, k;
@@ -238,16 +282,20 @@ int main(int argc, char **argv)
     set_up();
     while (!limit || sent[PLAIN] < limit || received[PLAIN] < rest || sent[PLAIN] != done[PLAIN]) {
         /*
-         * At most half of the peer's receives on the way, as far as we see. What is written through the window must have been read
-         * before its place is used again: neither end is further ahead of the other than DEPTH / 4 + 1, so no place is used again
-         * before twice that has been read.
+         * At most half of the peer's receives on the way, as far as we see. What is written through
+         * the window must have been read before its place is used again: neither end is further
+         * ahead of the other than DEPTH / 4 + 1, so no place is used again before twice that has
+         * been read.
          */
         for (i = 0; i < QPS; i++)
-            if (!failed[i] && sent[i] - done[i] < DEPTH / 2 && (i <= PLAIN || sent[i] < received[PLAIN]) && !(i == WINDOW && sent[i] > received[i] + DEPTH / 4) &&
+            if (!failed[i] && sent[i] - done[i] < DEPTH / 2 &&
+                (i <= PLAIN || sent[i] < received[PLAIN]) &&
+                !(i == WINDOW && sent[i] > received[i] + DEPTH / 4) &&
                 !(i == PLAIN && limit && sent[i] >= limit))
                 send_one(i);
         poll_some();
-        if (!running && received[WINDOW] > 50 && received[PLAIN] > 50 && received[UC] && received[UD]) {
+        if (!running && received[WINDOW] > 50 && received[PLAIN] > 50 && received[UC] &&
+            received[UD]) {
             printf("running\n");
             fflush(stdout);
             running = 1;
@@ -265,15 +313,19 @@ int main(int argc, char **argv)
         }
         if (limit && !heard_peer)
             rest = UINT32_MAX;
-        if (now_us() > until || (told_peer && !heard_peer && now_us() > failed_us[WINDOW] + FAIL_US))
-            fail("%s: failed here %d, there %d; plain: %u sent, %u done, %u of %u received", NAMES[WINDOW], failed[WINDOW], heard_peer, sent[PLAIN],
-                 done[PLAIN], received[PLAIN], rest);
+        if (now_us() > until ||
+            (told_peer && !heard_peer && now_us() > failed_us[WINDOW] + FAIL_US))
+            fail("%s: failed here %d, there %d; plain: %u sent, %u done, %u of %u received",
+                 NAMES[WINDOW], failed[WINDOW], heard_peer, sent[PLAIN], done[PLAIN],
+                 received[PLAIN], rest);
     }
     exchange(&mine, &theirs, sizeof mine);
     if (status_of[WINDOW] == IBV_WC_SUCCESS)
         fail("no error");
-    printf("{\"window\": \"%s\", \"before\": %u, \"plain\": %u, \"uc_failed\": %d, \"ud_failed\": %d}\n", ibv_wc_status_str(status_of[WINDOW]),
-           received[WINDOW], received[PLAIN], failed[UC], failed[UD]);
+    printf("{\"window\": \"%s\", \"before\": %u, \"plain\": %u, \"uc_failed\": %d, \"ud_failed\": "
+           "%d}\n",
+           ibv_wc_status_str(status_of[WINDOW]), received[WINDOW], received[PLAIN], failed[UC],
+           failed[UD]);
     for (i = 0; i < QPS; i++)
         CHECK(ibv_destroy_qp(qps[i]));
     CHECK(ibv_dealloc_mw(window));

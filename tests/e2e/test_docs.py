@@ -284,6 +284,24 @@ def test_short():
 
 
 @pytest.mark.smoke
+def test_widths():
+    """Lines of C have at most 100 columns, and no tabs; `clang-format` says where to break one."""
+    sources = pages("include/**/*.h", "tests/**/*.[ch]", "benches/**/*.[ch]", "crates/**/*.[ch]")
+    if not sources:
+        raise Failure("there is no C under include, tests, benches and crates")
+    wrong = []
+    for source in sources:
+        for number, line in enumerate(source.read_text().splitlines(), 1):
+            where = f"{source.relative_to(ROOT)}:{number}"
+            if len(line) > COLUMNS:
+                wrong.append(f"{where}: {len(line)} columns")
+            if "\t" in line:
+                wrong.append(f"{where}: a tab")
+    if wrong:
+        raise Failure("\n  ".join(["git clang-format breaks lines:", *wrong]))
+
+
+@pytest.mark.smoke
 def test_promises():
     """Each promise names a test file, and a case that is in it; or says that it is not tested."""
     lines = re.findall(r"^\|(?! promise \|| ---).*\|$", PROMISES.read_text(), flags=re.M)

@@ -79,7 +79,7 @@ impl Fabric {
         Fabric::with(hosts, nics, &Options::default())
     }
 
-    /// The same with options.
+    /// Hosts with so many NICs each, as [`Fabric::new`] makes them, with options.
     pub fn with(hosts: &[&str], nics: u8, options: &Options) -> Result<Fabric> {
         let mut builder = tempfile::Builder::new();
         builder.prefix("unbroken-lab-");
@@ -107,7 +107,8 @@ impl Fabric {
         self.spawn(host, &[], program)
     }
 
-    /// The same without failover: it meets each failure itself.
+    /// Starts a program on a host, as [`Fabric::start`] does, without failover: it meets each
+    /// failure itself.
     pub fn start_without_failover(&self, host: &str, program: &[&str]) -> Result<Program> {
         self.spawn(host, &["--no-failover"], program)
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use unbroken_environment as environment;
 use unbroken_hostnic::HostNics;
-use unbroken_resumable::Holding;
+use unbroken_resumable::ResumableDevice;
 use unbroken_runtime::Runtime;
 use unbroken_shift::{NicSet, Place};
 use unbroken_types::Gid;
@@ -56,7 +56,7 @@ impl NicSet for Host {
     }
 
     fn capabilities(&self, _i: usize) -> Capabilities {
-        Holding::CAPABILITIES
+        ResumableDevice::CAPABILITIES
     }
 
     fn gid(&self, i: usize) -> Gid {
@@ -73,7 +73,7 @@ impl NicSet for Host {
     }
 
     fn attr(&self, i: usize) -> DeviceAttr {
-        Holding::attr(&self.nics.attr(i))
+        ResumableDevice::attr(&self.nics.attr(i))
     }
 
     fn port(&self, i: usize, port: u8, usable: bool) -> Result<PortAttr> {

@@ -131,7 +131,7 @@ pub fn at(runtime: &Path, addresses: &[IpAddr]) -> Result<System> {
     System::over(soft::over(Config::addresses(runtime_at(runtime)?, addresses))?)
 }
 
-/// The same, with nothing supplied that they lack.
+/// NICs at addresses of this machine's interfaces, with nothing supplied that they lack.
 pub fn bare_at(runtime: &Path, addresses: &[IpAddr]) -> Result<System> {
     tell_wrong_variables();
     System::over(soft::with(Config::addresses(runtime_at(runtime)?, addresses), false)?)
@@ -187,7 +187,7 @@ mod tests {
     use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
     use std::time::{Duration, Instant};
     use unbroken_fabric::{Fabric, NicKind, Shape};
-    use unbroken_resumable::Holding;
+    use unbroken_resumable::ResumableDevice;
     use unbroken_softnic::DeviceKind;
     use unbroken_verbs::{DeviceEvent, EventSink};
 
@@ -222,7 +222,7 @@ mod tests {
         let fabric =
             Fabric::create(&runtime(), &Shape { kind, ..Shape::of(0, &["a"], 1) }).unwrap();
         let nics = over(Config::host(runtime(), "a")).unwrap();
-        assert!(nics.capabilities(0) == Holding::CAPABILITIES);
+        assert!(nics.capabilities(0) == ResumableDevice::CAPABILITIES);
         let events = Arc::new(Events::default());
         let device = nics.open(0, events.clone()).unwrap();
         assert_eq!(nics.open(0, events.clone()).map(drop).unwrap_err().errno(), libc::EBUSY);

@@ -2,7 +2,7 @@
 //! for every kind of NIC.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use unbroken_resumable::{EventInterceptor, Holding, Host, LogicalMemory};
+use unbroken_resumable::{EventInterceptor, Host, LogicalMemory, ResumableDevice};
 use unbroken_runtime::now_us;
 use unbroken_verbs::{Device, EventSink, Result};
 
@@ -51,6 +51,6 @@ impl Logical {
             *slot = Some(interceptor.clone());
         }
         drop(taps);
-        Ok(Arc::new(Holding::new(i, device?, &interceptor, &self.memory, HOST)?))
+        Ok(Arc::new(ResumableDevice::new(i, device?, &interceptor, &self.memory, HOST)?))
     }
 }

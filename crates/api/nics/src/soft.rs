@@ -5,7 +5,7 @@
 use crate::logical::Logical;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use unbroken_resumable::Holding;
+use unbroken_resumable::ResumableDevice;
 use unbroken_shift::{failover_is_on, NicSet, Place};
 use unbroken_softnic::{Config, NicSource, SoftNics};
 use unbroken_types::Gid;
@@ -38,7 +38,7 @@ impl NicSet for Soft {
 
     fn capabilities(&self, i: usize) -> Capabilities {
         match self.logical {
-            Some(_) => Holding::CAPABILITIES,
+            Some(_) => ResumableDevice::CAPABILITIES,
             None => self.nics.capabilities(i),
         }
     }
@@ -58,7 +58,7 @@ impl NicSet for Soft {
     fn attr(&self, i: usize) -> DeviceAttr {
         let attr = self.nics.attr(i);
         match self.logical {
-            Some(_) => Holding::attr(&attr),
+            Some(_) => ResumableDevice::attr(&attr),
             None => attr,
         }
     }

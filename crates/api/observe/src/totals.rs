@@ -63,7 +63,7 @@ pub struct Trouble {
     pub what: String,
     /// Since when, by the clock of [`unbroken_runtime::now_us`].
     pub since_us: u64,
-    /// The same by the wall clock.
+    /// Since when, by the wall clock, in µs since the epoch of Unix.
     pub wall_us: u64,
 }
 

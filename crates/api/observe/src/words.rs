@@ -65,7 +65,7 @@ pub fn wall_in_words(wall_us: u64) -> String {
     in_zone(wall_us, TimeZone::system(), "%Y-%m-%d %H:%M:%S%.6f")
 }
 
-/// The same, without the day: `14:09:25`.
+/// A time of the wall clock, in µs since the epoch of Unix, without the day: `14:09:25`.
 pub fn clock_in_words(wall_us: u64) -> String {
     in_zone(wall_us, TimeZone::system(), "%H:%M:%S")
 }

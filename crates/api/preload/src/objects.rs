@@ -121,7 +121,7 @@ pub struct CqObj {
     pub api: Arc<api::Context>,
     /// Completion events that the program got and acknowledged.
     pub comp_events: Acks,
-    /// The same for asynchronous events.
+    /// Asynchronous events that the program got and acknowledged.
     pub async_events: Acks,
     /// The completion that an extended poll looks at. Touched between `start_poll` and `end_poll`
     /// only, under the lock that they take and release.

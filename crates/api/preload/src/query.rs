@@ -18,7 +18,7 @@ const PKEY: u16 = 0xffff;
 /// of its own; programs that size their windows by the rate want one that does not hold them back.
 const WIDTH_4X: u8 = 2;
 const SPEED_EDR: u8 = 32;
-/// The same as `ibv_query_port_speed` has it, in units of 100 Mbit/s.
+/// That speed as `ibv_query_port_speed` has it, in units of 100 Mbit/s.
 pub const SPEED_100_MBITS: u64 = 1000;
 /// How long an acknowledgement may take here, 4.096 µs · 2^n: some milliseconds, as a busy machine
 /// needs them.

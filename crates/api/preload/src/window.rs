@@ -120,7 +120,8 @@ pub unsafe fn binding(mw: *mut ibv_mw, new_key: u32, info: &ibv_mw_bind_info) ->
     })
 }
 
-/// The same for a work request, which binds windows of type 2.
+/// What a program asks for by a work request, for the window `mw` of type 2 to have the key
+/// `new_key`.
 ///
 /// # Safety
 /// As [`binding`].

@@ -117,7 +117,7 @@ pub struct Row {
     pub stopped_s: f64,
     /// Work done, in parts of what a healthy cluster does.
     pub share: f64,
-    /// The same of the worst run.
+    /// Work done in the worst run, in parts of what a healthy cluster does.
     pub least: f64,
 }
 

@@ -49,7 +49,7 @@ impl Line {
         Line { name: name.into(), colour: colour % COLOURS, look: Look::Solid, points }
     }
 
-    /// The same with another look.
+    /// This line with another look.
     pub fn looking(mut self, look: Look) -> Line {
         self.look = look;
         self

@@ -13,7 +13,7 @@ pub struct Event {
     /// When, by [`now_us`]. A fault has the time at which it becomes active, which may be later
     /// than that of writing.
     pub time_us: u64,
-    /// The same instant by the wall clock, in µs since the epoch of Unix.
+    /// That instant by the wall clock, in µs since the epoch of Unix.
     pub wall_us: u64,
     /// The process that wrote it.
     pub pid: u32,

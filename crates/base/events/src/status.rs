@@ -79,7 +79,7 @@ pub struct QpStatus {
     /// `a/0-127.77.2.0`; empty elsewhere.
     #[serde(default)]
     pub primary: String,
-    /// The same of its alternate path (automatic path migration); empty without one.
+    /// Its alternate path (automatic path migration), written as `primary` is; empty without one.
     #[serde(default)]
     pub alternate: String,
     /// How far its path migration is: `migrated`, `rearm`, `armed`; empty where it cannot migrate.

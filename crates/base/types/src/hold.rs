@@ -24,7 +24,8 @@ impl Backlog {
         Ok(())
     }
 
-    /// The same for a receive.
+    /// Keeps a receive behind those that are here, for a QP of these sizes. `in_device`: how many
+    /// are before them elsewhere.
     pub fn hold_recv(
         &mut self,
         caps: &QpCaps,

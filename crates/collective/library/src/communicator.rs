@@ -69,7 +69,9 @@ impl Communicator {
         Communicator::join_at(id, rank, ranks, host, IpAddr::V4(Ipv4Addr::LOCALHOST), options)
     }
 
-    /// The same; others reach this rank out of band at an address of this machine.
+    /// Takes part in the communicator of an id, as [`Communicator::join`] does, where ranks may be on
+    /// several machines: `at`, an address of this machine, is where others reach this rank out of
+    /// band.
     pub fn join_at(
         id: &Id,
         rank: Rank,
@@ -223,8 +225,9 @@ impl Communicator {
         self.begin_send_tagged(data, to, 0, bytes)
     }
 
-    /// The same with a tag: the receiver takes it by a receive with that tag, in whatever order it
-    /// asks.
+    /// Begins to send with a tag. The receiver takes it by a receive with that tag
+    /// ([`Communicator::begin_recv_tagged`]), in whatever order it asks; tag 0 is that of
+    /// [`Communicator::begin_send`].
     pub fn begin_send_tagged(
         &self,
         data: DataType,
@@ -242,9 +245,10 @@ impl Communicator {
         self.begin_recv_tagged(data, from, 0, bytes)
     }
 
-    /// The same of what is sent with a tag. Of several receives that wait, the first begins whose
-    /// tag has come; what comes before its receive is asked for holds up what the same rank sends
-    /// behind it.
+    /// Begins to receive what a rank sends with this tag ([`Communicator::begin_send_tagged`]), of
+    /// as many bytes as are given. Of several receives that wait, the first begins whose tag has
+    /// come; what comes before its receive is asked for holds up what the same rank sends behind
+    /// it.
     pub fn begin_recv_tagged(
         &self,
         data: DataType,

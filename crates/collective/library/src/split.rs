@@ -62,7 +62,8 @@ impl Communicator {
         self.split_with(colour, key, self.options.clone())
     }
 
-    /// The same, with other options. All ranks of a colour must have the same.
+    /// Makes new communicators of the ranks of this one, as [`Communicator::split`] does, with
+    /// other options. All ranks of a colour must have the same.
     pub fn split_with(
         &self,
         colour: Option<u32>,
@@ -72,8 +73,9 @@ impl Communicator {
         self.split_at(colour, key, self.site.at, options)
     }
 
-    /// The same; others reach this rank of the new communicator out of band at an address of this
-    /// machine.
+    /// Makes new communicators of the ranks of this one, as [`Communicator::split`] does, with
+    /// other options and another address: `at`, one of this machine, is where others reach this
+    /// rank of the new communicator out of band.
     pub fn split_at(
         &self,
         colour: Option<u32>,

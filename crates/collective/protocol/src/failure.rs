@@ -107,7 +107,7 @@ fn silent(missing: &[Rank]) -> String {
 }
 
 impl Failure {
-    /// The same, where ranks are counted otherwise: `of[k]` is the number of what was rank *k*.
+    /// This failure where ranks are counted otherwise: `of[k]` is the number of what was rank *k*.
     #[must_use]
     pub fn renumbered(self, of: &[Rank]) -> Failure {
         let n = |rank: Rank| of.get(rank).copied().unwrap_or(rank);

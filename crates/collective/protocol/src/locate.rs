@@ -52,7 +52,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// The same, where hosts are counted otherwise.
+    /// This NIC where hosts are counted otherwise: `hosts[k]` is the number of what was host *k*.
     #[must_use]
     pub fn renumbered(self, hosts: &[u32]) -> Place {
         Place { host: hosts.get(self.host as usize).copied().unwrap_or(self.host), ..self }
@@ -137,8 +137,8 @@ pub fn locate(evidence: &Evidence, near: Place, far: Place, peer: Rank) -> Fault
 }
 
 impl Verdict {
-    /// The same, where ranks and hosts are counted otherwise: `ranks[k]` is the number of what was
-    /// rank *k*, and so with hosts.
+    /// This verdict where ranks and hosts are counted otherwise: `ranks[k]` is the number of what
+    /// was rank *k*, `hosts[k]` of what was host *k*.
     #[must_use]
     pub fn renumbered(self, ranks: &[Rank], hosts: &[u32]) -> Verdict {
         let n = |rank: Rank| ranks.get(rank).copied().unwrap_or(rank);

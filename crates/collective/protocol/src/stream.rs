@@ -107,7 +107,8 @@ impl Tx {
         self.on_used(widen(low, self.freed))
     }
 
-    /// The same with the whole count. Old news change nothing.
+    /// The receiver has done with `used` frames since the stream began. A count that is older than
+    /// one before changes nothing.
     pub fn on_used(&mut self, used: u64) -> Result<(), Impossible> {
         // What was posted before a migration may have arrived, so that more is used than is posted
         // now.

@@ -306,7 +306,8 @@ impl<F: FnMut(Bundle<'_>)> Walk<'_, F> {
         self.join_and_return(shard, bytes, usize::MAX);
     }
 
-    /// The same without what goes round the ring between its members.
+    /// What outsiders add as they enter the ring, and what they get, without what goes round the
+    /// ring between its members.
     pub fn enter_and_return(&mut self, shard: &Shard, bytes: f64) {
         self.join_and_return(shard, bytes, self.plan.outsiders[shard.forest].len());
     }

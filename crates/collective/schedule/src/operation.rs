@@ -28,7 +28,7 @@ const MAX_BYTES: u64 = 1 << 62;
 /// Numbers of elements, one for each rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Counts {
-    /// The same for all ranks.
+    /// So many for every rank.
     Equal(u64),
     /// One for each rank.
     Each(Arc<[u64]>),
@@ -37,7 +37,7 @@ pub enum Counts {
 /// Numbers of elements, one for each ordered pair of ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Matrix {
-    /// The same for all pairs.
+    /// So many for every pair.
     Equal(u64),
     /// Row after row: what rank 0 sends to each rank, what rank 1 sends, … A rank's own program
     /// depends on its own row and column alone; the rest may be 0.

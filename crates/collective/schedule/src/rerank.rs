@@ -16,8 +16,9 @@ pub fn rerank(ring: &[usize], rails: &[u64]) -> Vec<usize> {
     bridged(ring, |a, b| u64::from((rails[a] & rails[b]).count_ones()), true)
 }
 
-/// The same of hosts of a topology; what counts is how much neighbours can exchange. Where every
-/// NIC reaches every other, the order stays.
+/// The order of Algorithm 1 of appendix D for hosts of a topology, from the order `ring`. What
+/// counts is how much neighbours can exchange. Where every NIC reaches every other, the order
+/// stays.
 pub fn rerank_hosts(topology: &Topology, ring: &[usize]) -> Vec<usize> {
     match topology.fabric() {
         Fabric::AnyToAny => ring.to_vec(),

@@ -146,7 +146,8 @@ impl Topology {
         Topology::new(vec![host; hosts], places, fabric)
     }
 
-    /// The same with another health of one NIC.
+    /// This topology with another health of one NIC, `nic` of `host`. An error where there is no
+    /// such host or NIC.
     pub fn with_health(
         mut self,
         host: usize,
@@ -165,7 +166,7 @@ impl Topology {
         Ok(self)
     }
 
-    /// The same over another fabric.
+    /// This topology over another fabric.
     #[must_use]
     pub fn with_fabric(self, fabric: Fabric) -> Topology {
         Topology { fabric, ..self }

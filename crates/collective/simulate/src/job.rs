@@ -42,7 +42,8 @@ pub struct Job {
     /// What is divided among replicas: nothing (0), the optimizer's state (1), gradients, too (2),
     /// parameters, too (3).
     pub zero: usize,
-    /// The same as 3 (fully sharded data parallelism).
+    /// Whether parameters, gradients and the state of the optimizer are divided among replicas
+    /// (fully sharded data parallelism), as `zero` = 3 says.
     pub fsdp: bool,
     /// Sequences of a step.
     pub batch: usize,

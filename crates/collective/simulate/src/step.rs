@@ -106,8 +106,8 @@ impl Simulation {
         Ok(new)
     }
 
-    /// The same with computing that is just so fast that communication between hosts has this share
-    /// of a step on the healthy cluster.
+    /// Sets how fast GPUs compute, so that communication between hosts has this share (above 0,
+    /// below 1) of a step on the healthy cluster. An error where no speed gives that share.
     pub fn with_share(mut self, share: f64) -> Result<Simulation, Error> {
         if !(share > 0.0 && share < 1.0) {
             return Err(Error::value(
@@ -131,7 +131,7 @@ impl Simulation {
         Ok(self)
     }
 
-    /// The same, which can be called off: then no step can be had ([`Error::Stopped`]), and what
+    /// Lets `stop` call off this simulation: then no step can be had ([`Error::Stopped`]), and what
     /// follows from steps, as [`crate::failures::goodput`], means nothing.
     pub fn with_stop(self, stop: Stop) -> Simulation {
         Simulation { stop, ..self }

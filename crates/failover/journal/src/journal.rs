@@ -246,8 +246,8 @@ impl Journal {
         Ok(self.posted_sends(index, gives, out))
     }
 
-    /// The same for a send that is as almost all are, while everything is as it almost always is:
-    /// gives its number, under which the provider is to have it at once. `None`: it is for
+    /// Records a send, if it is as almost all are and everything is as it almost always is: gives
+    /// its number, under which the provider is to have it at once. `None`: it is for
     /// [`Self::post_send`], and nothing has changed.
     #[inline(always)]
     pub fn post_usual_send(&mut self, wr: &SendWr<'_>) -> Option<u64> {
@@ -364,8 +364,8 @@ impl Journal {
         Ok(Posted::Kept)
     }
 
-    /// The same for a receive that is as almost all are, while everything is as it almost always
-    /// is: gives its number, under which the provider is to have it at once. `None`: it is for
+    /// Records a receive, if it is as almost all are and everything is as it almost always is:
+    /// gives its number, under which the provider is to have it at once. `None`: it is for
     /// [`Self::post_recv`], and nothing has changed.
     #[inline(always)]
     pub fn post_usual_recv(&mut self, wr: &RecvWr<'_>) -> Option<u64> {

@@ -5,7 +5,8 @@
 pub struct Config {
     /// First interval between repetitions of a Hello that was not heard; doubles each time.
     pub hello_min_us: u64,
-    /// The same for a planned switch, of Propose and Drained too.
+    /// First interval between repetitions of a Hello, Propose or Drained of a planned switch that
+    /// was not heard; doubles each time.
     pub plan_min_us: u64,
     /// So much longer for each QP of the process that is on its way, too: the peer has as many to
     /// see to.

@@ -163,8 +163,8 @@ impl Executor {
         self.lqp.slots().get(0).filter(|home| self.left_home && self.lqp.path() != Some(*home))
     }
 
-    /// The same, if it is time to go: the path home is `steady`, and the QP has been away for long
-    /// enough.
+    /// Where to go back to ([`Self::home`]), if it is time to go: the path home is `steady`, and
+    /// the QP has been away for long enough.
     pub fn may_go_home(&self, now_us: u64, steady: bool) -> Option<SlotPath> {
         let may = may_go_home(self.lqp.policy(), now_us, self.lqp.on_path_since_us(), steady);
         self.home().filter(|_| may)

@@ -258,7 +258,8 @@ impl PeerHealth {
         self.set_works(now_us, works, |port_path| port_path.path.local == local);
     }
 
-    /// The same of one of its ports, by the port pair through it.
+    /// The port of our NIC `local` that `port_pair` leads through works again, or no longer does.
+    /// Its paths are asked when it comes back; while it does not work nothing is asked of them.
     pub fn set_port(&mut self, now_us: u64, local: u8, port_pair: u8, works: bool) {
         self.set_works(now_us, works, |port_path| {
             (port_path.path.local, port_path.port_pair) == (local, port_pair)

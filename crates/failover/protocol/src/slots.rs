@@ -28,7 +28,7 @@ pub struct SlotPath {
 }
 
 impl SlotPath {
-    /// The same path seen from the other end.
+    /// This path as the other end sees it.
     pub const fn mirrored(self) -> SlotPath {
         SlotPath { local: self.remote, remote: self.local }
     }

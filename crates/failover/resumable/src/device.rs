@@ -103,15 +103,16 @@ impl Drop for PdUse {
     }
 }
 
-/// A plain device, wrapped. See the crate's text.
-pub struct Holding {
+/// A plain device, wrapped so that its RC QPs hold their work on a failure of the network, and can
+/// be resumed on another NIC.
+pub struct ResumableDevice {
     opened: Arc<Opened>,
     /// That of the plain device, and ours.
     domain: Arc<dyn MemoryDomain>,
     view: Arc<dyn MemoryDomain>,
 }
 
-impl Drop for Holding {
+impl Drop for ResumableDevice {
     fn drop(&mut self) {
         if !self.opened.device.alive() {
             self.opened.memory.detach(self.opened.index, &self.domain);
@@ -119,7 +120,7 @@ impl Drop for Holding {
     }
 }
 
-impl Holding {
+impl ResumableDevice {
     /// What a wrapped device can do.
     pub const CAPABILITIES: Capabilities = Capabilities {
         holds: true,
@@ -137,7 +138,7 @@ impl Holding {
         interceptor: &Arc<EventInterceptor>,
         memory: &Arc<LogicalMemory>,
         host: Host,
-    ) -> Result<Holding> {
+    ) -> Result<ResumableDevice> {
         if device.capabilities().holds {
             return Err(Error::invalid(format!("NIC {} holds its work by itself", device.name())));
         }
@@ -156,7 +157,7 @@ impl Holding {
             cqs: Mutex::default(),
             srqs: Mutex::default(),
         };
-        Ok(Holding { opened: Arc::new(opened), domain, view })
+        Ok(ResumableDevice { opened: Arc::new(opened), domain, view })
     }
 
     /// What an application may be told of a wrapped device: room for the markers is kept back.
@@ -172,9 +173,9 @@ impl Holding {
     }
 }
 
-impl Device for Holding {
+impl Device for ResumableDevice {
     fn capabilities(&self) -> Capabilities {
-        Holding::CAPABILITIES
+        ResumableDevice::CAPABILITIES
     }
 
     fn name(&self) -> &str {

@@ -4,7 +4,7 @@
 //! own. What a switch needs beyond that is supplied here, once, so that everything above sees a
 //! [`Device`](unbroken_verbs::Device) with the capabilities `holds` and `shared_objects`:
 //!
-//! - [`Holding`] wraps an open device. Its RC QPs keep a journal (`unbroken-journal`): they hold on
+//! - [`ResumableDevice`] wraps an open device. Its RC QPs keep a journal (`unbroken-journal`): they hold on
 //!   failure, stop, and take over work. UD and UC QPs pass through; they cannot be moved.
 //! - [`LogicalMemory`] is the process's table of protection domains and regions, with a handle on
 //!   each NIC. Local keys are translated where a QP is away from the NIC whose keys the application
@@ -19,11 +19,11 @@
 //! # use std::sync::Arc;
 //! # fn f(open: impl Fn(usize, Arc<dyn unbroken_verbs::EventSink>) -> unbroken_verbs::Result<Arc<dyn unbroken_verbs::Device>>,
 //! #      sink: Arc<dyn unbroken_verbs::EventSink>, host: unbroken_resumable::Host) -> unbroken_verbs::Result<()> {
-//! use unbroken_resumable::{Holding, LogicalMemory, EventInterceptor};
+//! use unbroken_resumable::{ResumableDevice, LogicalMemory, EventInterceptor};
 //! let memory = LogicalMemory::new(2, host.spawn);             // once in a process
 //! let interceptor = EventInterceptor::new(sink); // for each device, each time it is opened
 //! let device = open(0, interceptor.clone())?;
-//! let holding = Holding::new(0, device, &interceptor, &memory, host)?;
+//! let resumable = ResumableDevice::new(0, device, &interceptor, &memory, host)?;
 //! # Ok(()) }
 //! ```
 //!
@@ -43,7 +43,7 @@ mod quiesce;
 mod srq;
 mod waker;
 
-pub use device::Holding;
+pub use device::ResumableDevice;
 pub use interceptor::EventInterceptor;
 pub use memory::LogicalMemory;
 

@@ -246,8 +246,9 @@ impl LogicalMemory {
         self.nics.get(nic).map_or(0, |nic| nic.key_set.load(Ordering::Acquire))
     }
 
-    /// The same of one region, by its default NIC and the key that applications have, for a peer
-    /// that asks: where it is missing it is registered now. `None`: there is none.
+    /// By which remote keys one region is known on each NIC, for a peer that asks. The region is
+    /// named by its default NIC and the key that applications have; where it is missing it is
+    /// registered now. `None`: there is none.
     pub fn answer(&self, default: usize, rkey: u32) -> Option<KeyRow> {
         let space = read(&self.nics.get(default)?.space);
         let found = space.by_rkey(rkey).cloned();

@@ -7,7 +7,7 @@ use common::{End, Host, NICS};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use unbroken_resumable::{EventInterceptor, Holding, LogicalMemory};
+use unbroken_resumable::{EventInterceptor, LogicalMemory, ResumableDevice};
 use unbroken_types::{Access, NicKey, PdHandle};
 use unbroken_verbs::{Device, KeyRow, MemoryDomain, MrChange, MrKeys, QpInit};
 
@@ -127,7 +127,7 @@ fn a_region_is_made_while_its_default_nic_is_dead_and_after_it_was_replaced() {
     let device = net.open((0, 0), interceptor.clone());
     let process =
         unbroken_resumable::Host { spawn: |_, _| Err(std::io::Error::other("none")), now_us: || 0 };
-    let healed = Holding::new(0, device, &interceptor, &host.memory, process).unwrap();
+    let healed = ResumableDevice::new(0, device, &interceptor, &host.memory, process).unwrap();
     assert!(healed.capabilities().holds && healed.capabilities().shared_objects);
     let (a, b) = (
         host.memory.lkey_on(0, early.lkey, 0).unwrap(),

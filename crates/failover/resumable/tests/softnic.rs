@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use unbroken_fabric::{now_us, Fabric, Fault, Runtime};
-use unbroken_resumable::{EventInterceptor, Holding, LogicalMemory};
+use unbroken_resumable::{EventInterceptor, LogicalMemory, ResumableDevice};
 use unbroken_softnic::{Config, Nic, SoftNics};
 use unbroken_types::{
     Access, Gid, Messages, Mtu, PathAttr, PdHandle, PeerDone, QpCaps, QpState, QpType, SendFlags,
@@ -94,7 +94,7 @@ fn spawn(name: &str, body: Box<dyn FnOnce() + Send>) -> std::io::Result<()> {
 }
 
 struct Host {
-    nics: Vec<Holding>,
+    nics: Vec<ResumableDevice>,
     memory: Arc<LogicalMemory>,
     pd: PdHandle,
     buffer: &'static [AtomicU64],
@@ -111,7 +111,7 @@ impl Host {
         let open = |i| {
             let interceptor = EventInterceptor::new(events.clone());
             let device = Arc::new(Hidden(soft.open(i, interceptor.clone()).unwrap()));
-            Holding::new(
+            ResumableDevice::new(
                 i,
                 device,
                 &interceptor,

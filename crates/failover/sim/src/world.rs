@@ -157,7 +157,8 @@ pub fn run(seed: u64, mutant: Mutant, trace: bool) -> Result<Stats, Violation> {
     run_with(seed, mutant, None, trace)
 }
 
-/// The same, with plain devices that all flush so.
+/// Runs the schedule of a seed; with `flush` all plain devices flush so. `trace` prints what
+/// happens.
 pub fn run_with(
     seed: u64,
     mutant: Mutant,

@@ -1,7 +1,11 @@
 //! The fabric as programs use it.
 
-use std::fs::{self, OpenOptions};
-use std::io::{self, Read, Write};
+mod file;
+
+pub(crate) use file::read_text;
+
+use std::fs;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -11,9 +15,10 @@ use std::time::Duration;
 use rustix::fs::Timespec;
 use rustix::thread::futex;
 use unbroken_events::{Event, EventLog, What};
-use unbroken_runtime::{now_us, open_own, Drains, FileLock, Runtime};
+use unbroken_runtime::{now_us, Drains, FileLock, Runtime};
 use unbroken_types::LinkLayer;
 
+use self::file::{lock_folder, make, read_bytes, text_of};
 use crate::config::{Host, NicKind, NicName, Shape};
 use crate::entry::{Entry, Spot, SpotKind};
 use crate::error::{FabricError, Result};
@@ -26,8 +31,6 @@ use crate::view::{LinkState, NicView, Outlook};
 
 /// The shortest time between two beginnings of a fault.
 const MIN_EVERY_US: u64 = 2_000;
-/// More of a `fabric.toml` is not read.
-const TOML_BYTES: u64 = 1 << 20;
 
 /// No NIC of the fabric is drained any more: one of the same name in the next fabric is another.
 fn undrain_all(runtime: &Runtime) -> Result<()> {
@@ -538,64 +541,4 @@ fn active(entry: &Entry, fault: Fault, now_us: u64) -> ActiveFault {
     let some = |us: u64| Some(us).filter(|us| *us != 0);
     let (lasts_us, every_us) = (some(entry.lasts_us), some(entry.every_us));
     ActiveFault { fault, from_us: entry.from_us, lasts_us, every_us, holds: entry.at(now_us).0 }
-}
-
-/// The text of a file, or which of its lines is none.
-fn text_of(bytes: Vec<u8>, path: &Path) -> Result<String> {
-    String::from_utf8(bytes).map_err(|e| {
-        let good = &e.as_bytes()[..e.utf8_error().valid_up_to()];
-        let line = 1 + good.iter().filter(|b| **b == b'\n').count();
-        FabricError::Config {
-            path: path.display().to_string(),
-            line,
-            what: "not UTF-8 text; give the file in UTF-8".into(),
-        }
-    })
-}
-
-fn lock_folder(runtime: &Runtime) -> Result<FileLock> {
-    let path = runtime.path().join("fabric.lock");
-    FileLock::take(&path).map_err(FabricError::io(&path, "lock it"))
-}
-
-fn read_bytes(path: &Path) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    open_own(path, OpenOptions::new().read(true))?.take(TOML_BYTES).read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
-/// Reads a `fabric.toml`.
-pub(crate) fn read_text(path: &Path) -> io::Result<String> {
-    String::from_utf8(read_bytes(path)?).map_err(io::Error::other)
-}
-
-/// Writes `fabric.toml` with an octet of the runtime's own, unless someone was faster (an error
-/// where it `must_be_new`).
-fn make(runtime: &Runtime, shape: &Shape, must_be_new: bool) -> Result<Shape> {
-    // Both: not all who share the folder share the registry.
-    let _lock = lock_folder(runtime)?;
-    let registry = Registry::lock()?;
-    let path = runtime.fabric_toml();
-    match read_text(&path) {
-        Ok(text) if !must_be_new => return Shape::parse(&text, &path),
-        Ok(_) => {
-            let what =
-                "there is a fabric already; take it away with: unbroken fabric down".to_string();
-            return Err(FabricError::Name(format!("{}: {what}", path.display())));
-        }
-        Err(_) => {}
-    }
-    let shape = Shape { octet: registry.choose(runtime)?, ..shape.clone() };
-    let text = shape.to_toml();
-    // What cannot be read back must not be written.
-    Shape::parse(&text, &path)?;
-    let new = path.with_extension("toml.new");
-    let write = || -> io::Result<()> {
-        let file = open_own(&new, OpenOptions::new().write(true).create(true))?;
-        file.set_len(0)?;
-        (&file).write_all(text.as_bytes())
-    };
-    write().map_err(FabricError::io(&new, "write it"))?;
-    fs::rename(&new, &path).map_err(FabricError::io(&path, "make it"))?;
-    Ok(shape)
 }

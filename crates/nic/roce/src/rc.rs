@@ -92,7 +92,7 @@ impl RcQp {
         }
     }
 
-    /// The same with an SRQ.
+    /// This QP with an SRQ: its receives come from there.
     pub fn with_srq(mut self, srq: Arc<dyn SharedReceives>) -> RcQp {
         self.responder.receiver.queue.share(srq);
         self
@@ -302,7 +302,8 @@ impl RcQp {
         self.post_send_as(wr.wr_id, wr, out)
     }
 
-    /// The same under another number than its own.
+    /// Posts a send under the number `wr_id`, not its own. In state ERR it completes at once as
+    /// flushed; while the QP is held it waits.
     pub fn post_send_as(
         &mut self,
         wr_id: u64,
@@ -515,8 +516,9 @@ impl RcQp {
         }
     }
 
-    /// The same for a reason that lies at this end alone, as where its completions find no room:
-    /// the peer is told by a NAK, and does not take the silence for a path that is broken.
+    /// Fails the QP as [`Self::fail`] does, for a reason that lies at this end alone, as where its
+    /// completions find no room: the peer is told by a NAK, and does not take the silence for a
+    /// path that is broken.
     pub fn fail_here(&mut self, status: WcStatus, out: &mut (impl Completions + ?Sized)) {
         if !self.quiesced {
             if matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd) {

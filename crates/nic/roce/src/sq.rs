@@ -218,7 +218,8 @@ impl SendRing {
         self.push_as(wr.wr_id, wr)
     }
 
-    /// The same under another number than its own.
+    /// Checks a WR against the QP's sizes and puts it at the tail under the number `wr_id`, not its
+    /// own.
     #[inline]
     pub fn push_as(&mut self, wr_id: u64, wr: &SendWr<'_>) -> Result<(), PostError> {
         let len = send_len(&self.caps, wr)?;

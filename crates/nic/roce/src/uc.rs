@@ -71,7 +71,7 @@ impl UcQp {
         }
     }
 
-    /// The same with an SRQ.
+    /// This QP with an SRQ: its receives come from there.
     pub fn with_srq(mut self, srq: Arc<dyn SharedReceives>) -> UcQp {
         self.receiver.queue.share(srq);
         self

@@ -102,7 +102,8 @@ impl UdQp {
         }
     }
 
-    /// The same with an SRQ. It holds none of its receives: a message is one packet.
+    /// This QP with an SRQ: its receives come from there. It holds none of them: a message is one
+    /// packet.
     pub fn with_srq(mut self, srq: Arc<dyn SharedReceives>) -> UdQp {
         self.recvs.share(srq);
         self

@@ -64,7 +64,8 @@ impl IsaL {
         IsaL::load_from(LIBRARY)
     }
 
-    /// The same from a library of another name or at a path, which must be ISA-L.
+    /// Loads ISA-L from a library of another name or at a path, and compares all its products with
+    /// ours.
     ///
     /// # Errors
     /// [`LoadError`].

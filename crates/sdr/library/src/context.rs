@@ -4,7 +4,7 @@ use crate::clock::now_us;
 use crate::keys::Protection;
 use crate::memory::{Memory, Registered};
 use crate::qp::Core;
-use crate::worker::{Kick, Running, Turn, Turned, Workers};
+use crate::worker::{ChannelWork, Kick, Polled, Running, Workers};
 use crate::{lock, CpuWorkers, Error, Result};
 use std::cell::UnsafeCell;
 use std::os::fd::{AsRawFd, RawFd};
@@ -58,7 +58,7 @@ pub(crate) struct Rail {
 /// What queue pairs, memory and workers of a context share.
 pub(crate) struct Shared {
     pub(crate) rails: Vec<Rail>,
-    pub(crate) works: Vec<Arc<ChannelWork>>,
+    pub(crate) works: Vec<Arc<ChannelState>>,
     pub(crate) protection: Protection,
     pub(crate) workers: Arc<dyn Workers>,
     max_qps: usize,
@@ -74,7 +74,7 @@ pub struct Context {
 }
 
 /// The work of a channel: of all queue pairs of the context.
-pub(crate) struct ChannelWork {
+pub(crate) struct ChannelState {
     number: u8,
     pub(crate) events: Events,
     pub(crate) kick: Kick,
@@ -116,7 +116,7 @@ impl Context {
             .collect::<Result<Vec<Rail>>>()?;
         let work = |number: u8| {
             let events = rails[usize::from(number) % rails.len()].nic.create_events()?;
-            Ok(Arc::new(ChannelWork { number, events, kick: Kick::new()?, qps: Mutex::default() }))
+            Ok(Arc::new(ChannelState { number, events, kick: Kick::new()?, qps: Mutex::default() }))
         };
         let works = (0..o.channels).map(work).collect::<Result<Vec<_>>>()?;
         let running = works
@@ -216,7 +216,7 @@ impl Shared {
     }
 }
 
-impl ChannelWork {
+impl ChannelState {
     fn each(&self, mut f: impl FnMut(&Core)) {
         // Not under the lock: a queue pair may end with the last of these.
         let qps: Vec<Arc<Core>> = lock(&self.qps).iter().filter_map(Weak::upgrade).collect();
@@ -224,8 +224,8 @@ impl ChannelWork {
     }
 }
 
-impl Turn for ChannelWork {
-    fn turn(&self) -> Turned {
+impl ChannelWork for ChannelState {
+    fn poll(&self) -> Polled {
         let (mut busy, mut next_us, now_us) = (false, None::<u64>, now_us());
         self.each(|qp| {
             let (did, at_us) = qp.turn(self.number, now_us);
@@ -233,7 +233,7 @@ impl Turn for ChannelWork {
             next_us = [next_us, at_us].into_iter().flatten().min();
         });
         let next = next_us.map(|at_us| Duration::from_micros(at_us.saturating_sub(now_us)));
-        Turned { busy, next }
+        Polled { busy, next }
     }
 
     fn arm(&self) {

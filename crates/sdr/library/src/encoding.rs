@@ -10,7 +10,7 @@
 //! its drop. What has been done is told under a lock of its own; then the worker is woken. With its
 //! engine a job ends: what has not begun never does, and what has is waited for.
 
-use crate::context::ChannelWork;
+use crate::context::ChannelState;
 use crate::lock;
 use crate::memory::Memory;
 use crate::worker::Workers;
@@ -65,7 +65,7 @@ pub(crate) struct Encoded {
     /// What has not been done, by its message.
     slots: Mutex<HashMap<u64, Slot>>,
     /// Whose worker hears of it.
-    work: Arc<ChannelWork>,
+    work: Arc<ChannelState>,
 }
 
 /// A job on its way.
@@ -91,7 +91,7 @@ impl Drop for Aside {
 
 impl Encoded {
     /// Nothing, for the worker of a channel.
-    pub(crate) fn new(work: Arc<ChannelWork>) -> Encoded {
+    pub(crate) fn new(work: Arc<ChannelState>) -> Encoded {
         Encoded { messages: Mutex::default(), slots: Mutex::default(), work }
     }
 

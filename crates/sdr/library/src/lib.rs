@@ -56,7 +56,7 @@ pub use unbroken_sdr_model::Scheme;
 pub use unbroken_sdr_protocol::adapt::Choice;
 pub use unbroken_sdr_protocol::attr::Attr;
 pub use unbroken_sdr_protocol::imm::Split;
-pub use worker::{CpuWorkers, Job, Kick, Running, Turn, Turned, Workers};
+pub use worker::{ChannelWork, CpuWorkers, Job, Kick, Polled, Running, Workers};
 
 /// Why something cannot be done.
 #[derive(Clone, Debug, thiserror::Error)]

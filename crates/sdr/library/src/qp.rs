@@ -210,7 +210,7 @@ fn channel(shared: &Shared, options: &QpOptions, layout: &Layout, number: u8) ->
 }
 
 impl Core {
-    /// A turn of the worker of a channel.
+    /// A poll of a channel.
     pub(crate) fn turn(&self, channel: u8, now_us: u64) -> (bool, Option<u64>) {
         let Some(token) = self.peer.get() else { return (false, None) };
         let c = &self.channels[usize::from(channel)];

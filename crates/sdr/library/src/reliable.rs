@@ -1,6 +1,6 @@
 //! Reliable writes on a queue pair: the hands of [`unbroken_sdr_protocol::reliable`].
 //!
-//! Everything runs in the turns of the first channel's worker, under one lock; users' threads take
+//! Everything runs in the polls of the first channel's worker, under one lock; users' threads take
 //! it to begin a write or a read, and to look whether it has ended. Parity alone is made without
 //! it ([`crate::encoding`]), where there are cores to spare.
 
@@ -147,7 +147,8 @@ impl Reliable {
         self.write_by(memory, offset, bytes, self.options.choice)
     }
 
-    /// The same, with another choice.
+    /// Writes bytes into the peer's next read by another choice of a scheme than that of the
+    /// options.
     ///
     /// # Errors
     /// As [`Reliable::write`].

@@ -1,15 +1,15 @@
 //! Where the work of a context is done.
 //!
-//! A worker has turns: it brings completions into bitmaps and packets to queue pairs, and says when
-//! it wants its next turn at the latest. [`CpuWorkers`] has a thread for each channel, which polls
-//! while there is work and a little longer, and then sleeps until a completion, a kick or that
-//! time. A processor on the NIC would run the same turns beside its queues; [`Workers::start`] is
-//! where it is put to work. What is long, and nobody waits for at once, is handed to
-//! [`Workers::aside`].
+//! A worker polls its channel: that brings completions into bitmaps and packets to queue pairs, and
+//! says when it must be polled again at the latest. [`CpuWorkers`] has a thread for each channel,
+//! which polls while there is work and a little longer, and then sleeps until a completion, a kick
+//! or that time. A processor on the NIC would poll in the same way beside its queues;
+//! [`Workers::start`] is where it is put to work. What is long, and nobody waits for at once, is
+//! handed to [`Workers::aside`].
 //!
 //! Who gives threads of his own needs nothing but what is public here: [`CpuWorkers`] uses no more.
-//! A thread that only polls calls [`Turn::turn`] again and again. One that sleeps does what is at
-//! [`Kick`].
+//! A thread that only polls calls [`ChannelWork::poll`] again and again. One that sleeps does what
+//! is at [`Kick`].
 
 use crate::aside::Pool;
 use crate::{Error, Result};
@@ -19,21 +19,22 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use unbroken_verbs::EventFd;
 
-/// How a turn went.
+/// What a poll of a channel found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Turned {
+pub struct Polled {
     /// There was something to do: there is probably more.
     pub busy: bool,
-    /// After so long there will be something, though nothing comes; `None`: only what comes brings
-    /// work.
+    /// The channel has to be polled again after this time, though nothing comes; `None`: only what
+    /// comes brings work.
     pub next: Option<Duration>,
 }
 
-/// The work of one channel.
-pub trait Turn: Send + Sync {
-    /// Does what there is to do. One thread at a time.
-    fn turn(&self) -> Turned;
-    /// Completions from now on raise the descriptor of [`Turn::events`].
+/// The work of one channel of a context: its completions, and the packets that it has to send.
+/// [`Workers::start`] is given it, and polls it.
+pub trait ChannelWork: Send + Sync {
+    /// Does what there is to do now. One thread at a time.
+    fn poll(&self) -> Polled;
+    /// Completions from now on raise the descriptor of [`ChannelWork::events`].
     fn arm(&self);
     /// Readable when there are completions. None: the NIC has none, and is polled.
     fn events(&self) -> Option<RawFd>;
@@ -50,11 +51,11 @@ pub type Job = Box<dyn FnOnce() + Send>;
 /// Puts channels to work. Implement it to run them on threads or devices of your own, and give it
 /// to [`crate::ContextOptions`].
 pub trait Workers: Send + Sync {
-    /// Begins to give a channel its turns, until what is given back is dropped.
+    /// Begins to poll a channel, until what is given back is dropped.
     ///
     /// # Errors
     /// Where it cannot be started.
-    fn start(&self, channel: u8, work: Arc<dyn Turn>) -> Result<Running>;
+    fn start(&self, channel: u8, work: Arc<dyn ChannelWork>) -> Result<Running>;
 
     /// How many jobs may be done aside at once. 0, unless you say otherwise: whoever has a job does
     /// it.
@@ -62,8 +63,8 @@ pub trait Workers: Send + Sync {
         0
     }
 
-    /// Has a job done aside, on another thread than those that have turns: a turn must not wait for
-    /// it. It is called within turns, so it does not block, either.
+    /// Has a job done aside, on another thread than those that poll channels: a poll must not wait
+    /// for it. It is called within polls, so it does not block, either.
     ///
     /// # Errors
     /// The job, where nobody takes it now: the caller does it.
@@ -72,7 +73,7 @@ pub trait Workers: Send + Sync {
     }
 }
 
-/// A worker that runs. Dropping it ends the worker: it has no turn any more then.
+/// A worker that runs. Dropping it ends the worker: its channel is not polled any more then.
 pub struct Running(Mutex<Option<Box<dyn FnOnce() + Send>>>);
 
 impl Running {
@@ -93,12 +94,12 @@ impl Drop for Running {
 
 /// Wakes a worker that sleeps. A worker goes to sleep like this, so that it sleeps through nothing:
 ///
-/// 1. [`Kick::will_sleep`], and [`Turn::arm`]: from now on a kick and a completion raise a
+/// 1. [`Kick::will_sleep`], and [`ChannelWork::arm`]: from now on a kick and a completion raise a
 ///    descriptor;
-/// 2. one more [`Turn::turn`], for what came before;
-/// 3. if it was not busy, it waits until this or [`Turn::events`] is readable, for [`Turned::next`]
-///    at most;
-/// 4. [`Kick::is_awake`], and [`Turn::drain`].
+/// 2. one more [`ChannelWork::poll`], for what came before;
+/// 3. if it was not busy, it waits until this or [`ChannelWork::events`] is readable, for
+///    [`Polled::next`] at most;
+/// 4. [`Kick::is_awake`], and [`ChannelWork::drain`].
 pub struct Kick {
     sleeping: AtomicBool,
     fd: EventFd,
@@ -166,7 +167,7 @@ const POLL_ON: Duration = Duration::from_micros(50);
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 impl Workers for CpuWorkers {
-    fn start(&self, channel: u8, work: Arc<dyn Turn>) -> Result<Running> {
+    fn start(&self, channel: u8, work: Arc<dyn ChannelWork>) -> Result<Running> {
         let stop = Arc::new(AtomicBool::new(false));
         let (of_thread, stopped) = (work.clone(), stop.clone());
         let thread = std::thread::Builder::new()
@@ -190,10 +191,10 @@ impl Workers for CpuWorkers {
     }
 }
 
-fn run(work: &dyn Turn, stop: &AtomicBool) {
+fn run(work: &dyn ChannelWork, stop: &AtomicBool) {
     let mut last = Instant::now();
     while !stop.load(Ordering::Acquire) {
-        if work.turn().busy {
+        if work.poll().busy {
             last = Instant::now();
         } else if last.elapsed() < POLL_ON {
             std::thread::yield_now();
@@ -205,11 +206,11 @@ fn run(work: &dyn Turn, stop: &AtomicBool) {
 
 /// Sleeps until there is work. What comes between the last look and the sleep raises an event, or a
 /// kick.
-fn sleep(work: &dyn Turn, stop: &AtomicBool) {
+fn sleep(work: &dyn ChannelWork, stop: &AtomicBool) {
     let kick = work.kick();
     kick.will_sleep();
     work.arm();
-    let Turned { busy, next } = work.turn();
+    let Polled { busy, next } = work.poll();
     if !busy && !stop.load(Ordering::Acquire) {
         let most = next.map_or(LONGEST_SLEEP, |next| next.min(LONGEST_SLEEP));
         wait([Some(kick.as_fd().as_raw_fd()), work.events()], most);

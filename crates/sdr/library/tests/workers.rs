@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use unbroken_sdr::{
-    Attr, Choice, Code, CpuWorkers, Error, Job, Memory, Qp, QpOptions, Reliable, ReliableOptions,
-    Running, Scheme, Turn, Turned, Workers,
+    Attr, ChannelWork, Choice, Code, CpuWorkers, Error, Job, Memory, Polled, Qp, QpOptions,
+    Reliable, ReliableOptions, Running, Scheme, Workers,
 };
 
 /// How threads of ours wait for work.
@@ -50,7 +50,7 @@ impl Own {
 struct Shared(Arc<Own>);
 
 impl Workers for Shared {
-    fn start(&self, _channel: u8, work: Arc<dyn Turn>) -> Result<Running, Error> {
+    fn start(&self, _channel: u8, work: Arc<dyn ChannelWork>) -> Result<Running, Error> {
         let stop = Arc::new(AtomicBool::new(false));
         let own = self.0.clone();
         let (of_thread, stopped) = (work.clone(), stop.clone());
@@ -59,7 +59,7 @@ impl Workers for Shared {
             while !stopped.load(Ordering::SeqCst) {
                 own.turns.fetch_add(1, Ordering::Relaxed);
                 match own.waits {
-                    Waits::Polling if !of_thread.turn().busy => std::thread::yield_now(),
+                    Waits::Polling if !of_thread.poll().busy => std::thread::yield_now(),
                     Waits::Polling => {}
                     Waits::Sleeping => sleep(&*of_thread, &stopped),
                 }
@@ -87,10 +87,10 @@ impl Workers for Shared {
 }
 
 /// As the page of [`unbroken_sdr::Kick`] says.
-fn sleep(work: &dyn Turn, stop: &AtomicBool) {
+fn sleep(work: &dyn ChannelWork, stop: &AtomicBool) {
     work.kick().will_sleep();
     work.arm();
-    let Turned { busy, next } = work.turn();
+    let Polled { busy, next } = work.poll();
     if !busy && !stop.load(Ordering::SeqCst) {
         let most = next.unwrap_or(PATIENCE).min(PATIENCE);
         let fds = [Some(work.kick().as_fd().as_raw_fd()), work.events()];

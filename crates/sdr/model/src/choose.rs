@@ -47,9 +47,10 @@ pub fn choose(
     choose_among(channel, chunks, chunks, objective, schemes)
 }
 
-/// The same for a message that is one of several under way, which have `all` chunks together. They
-/// share the injection. So where that is what they wait for, a message takes no less than all of
-/// them take to be injected, with parity and what is sent again.
+/// The best of some schemes, as [`choose`] finds it, for a message that is one of several under
+/// way, which have `all` chunks together. They share the injection. So where that is what they wait
+/// for, a message takes no less than all of them take to be injected, with parity and what is sent
+/// again.
 pub fn choose_among(
     channel: &Channel,
     chunks: u64,

@@ -180,7 +180,7 @@ impl Write {
         }
     }
 
-    /// The same, with each parity asked for before its data is sent.
+    /// This write, with each parity asked for before its data is sent.
     pub fn encoding_ahead(self) -> Write {
         Write { ahead: true, ..self }
     }

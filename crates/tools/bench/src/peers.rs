@@ -75,7 +75,8 @@ impl Contender {
         }
     }
 
-    /// The same with one QP, on NICs that have plain verbs only.
+    /// perftest's `program` with messages of `size` bytes over one QP, on NICs that have plain
+    /// verbs only.
     pub fn plain_bandwidth(program: &str, size: u64, failover: bool) -> Contender {
         let device = DeviceKind::Plain;
         let gid_index = calls::gid_index(device);

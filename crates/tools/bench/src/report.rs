@@ -92,7 +92,8 @@ impl Entry {
         self.judge()
     }
 
-    /// The same where both were measured in the same rounds; none where there was none.
+    /// Compares it to a peer where both were measured in the same rounds; none where there was
+    /// none.
     pub fn beside_rounds(self, peer: &str, values: &[f64], peer_values: &[f64]) -> Option<Entry> {
         let mut entry = self.beside(peer, median(peer_values)?);
         let ratios: Vec<f64> =

@@ -25,7 +25,7 @@ impl Lab {
         Lab::with_device(unbroken, DeviceKind::Full)
     }
 
-    /// The same with NICs of a kind.
+    /// Makes a lab that starts programs by the command `unbroken`, with NICs of a kind.
     pub fn with_device(unbroken: &Path, device: DeviceKind) -> Result<Lab> {
         Lab::with_shape(
             unbroken,
@@ -33,7 +33,8 @@ impl Lab {
         )
     }
 
-    /// The same with hosts and NICs of another shape.
+    /// Makes a lab that starts programs by the command `unbroken`, with hosts and NICs of another
+    /// shape.
     pub fn with_shape(unbroken: &Path, shape: &Shape) -> Result<Lab> {
         let dir = tempfile::Builder::new()
             .prefix("unbroken-trial-")

@@ -72,8 +72,9 @@ impl Pair {
         })
     }
 
-    /// The same with arguments that say in another way where to listen and where to connect: `ends`
-    /// gives those of the server and those of the client for a TCP port.
+    /// Starts a pair, as [`Pair::start`] does, with arguments that say in another way where to
+    /// listen and where to connect: `ends` gives those of the server and those of the client for a
+    /// TCP port.
     pub fn start_as(
         lab: &Lab,
         spec: &Spec,

@@ -12,7 +12,6 @@ import time
 import weakref
 from collections.abc import Sequence
 from ctypes import c_size_t
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -22,15 +21,18 @@ from torch._C._distributed_c10d import Backend as _Backend
 
 from .. import coll
 from ..coll import Type
+from .plan import Plan
 from .rendezvous import join, milliseconds, wait_for
 from .tensors import (
-    Copies,
+    as_bytes,
     bytes_of,
     changeable,
     check_equal,
     check_readable,
     check_writable,
+    flat_of,
     is_plain,
+    not_empty,
     overlap,
     readable,
     reduction,
@@ -45,25 +47,6 @@ _GRACE_S = 2
 _SUM = dist.ReduceOp.SUM
 # What goes from and to a root is not mistaken for what the program sends: its tags are smaller.
 _GATHER, _SCATTER = 2**63, 2**63 + 1
-
-
-@dataclass
-class _Plan:
-    """What is to be done: calls, each with its memory and copies, and what `Work.result` gives."""
-
-    results: list
-    calls: list = field(default_factory=list)
-
-    def call(
-        self, name: str, *arguments: Any, keeps: Sequence = (), copies: Copies = ()
-    ) -> "_Plan":
-        self.calls.append((name, arguments, list(keeps), list(copies)))
-        return self
-
-    def with_all(self, plans: list["_Plan"]) -> "_Plan":
-        for plan in plans:
-            self.calls += plan.calls
-        return self
 
 
 def _timeout_of(opts) -> timedelta | None:
@@ -130,7 +113,8 @@ class Backend(_Backend):
         comm = self._comm
         if comm is None:
             raise dist.DistBackendError(
-                "the group was destroyed or aborted, or made before this process was forked: make another"
+                "the group was destroyed or aborted, or made before this process was forked: "
+                "make another"
             )
         return comm
 
@@ -151,7 +135,7 @@ class Backend(_Backend):
                     raise dist.DistBackendError(str(error)) from error
                 oldest.drive(None)
 
-    def _do(self, plan: _Plan, opts=None) -> Work:
+    def _do(self, plan: Plan, opts=None) -> Work:
         """Begins what was planned. If a call is refused, those before it go on, and their memory
         stays until they are over; nothing is copied."""
         operations = []
@@ -220,7 +204,7 @@ class Backend(_Backend):
 
     # Reductions
 
-    def _plan_allreduce(self, tensor: torch.Tensor, op) -> _Plan:
+    def _plan_allreduce(self, tensor: torch.Tensor, op) -> Plan:
         check_writable(tensor)
         kind, by, factor = reduction(tensor, op)
         if factor is None:
@@ -229,14 +213,14 @@ class Backend(_Backend):
             flat = readable(tensor) * factor
             copies = [(tensor, flat)]
         at = flat.data_ptr()
-        return _Plan([tensor]).call(
+        return Plan([tensor]).call(
             "AllReduce", at, at, flat.numel(), kind, by, keeps=[flat], copies=copies
         )
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         op = opts.reduceOp if opts is not None else _SUM
         return self._do(
-            _Plan(tensors).with_all([self._plan_allreduce(tensor, op) for tensor in tensors]), opts
+            Plan(tensors).with_all([self._plan_allreduce(tensor, op) for tensor in tensors]), opts
         )
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
@@ -252,12 +236,12 @@ class Backend(_Backend):
         if is_root and (factor is not None or not is_plain(tensor)):
             copies = [(tensor, flat)]
         to = into.data_ptr() if is_root else None
-        plan = _Plan(tensors).call(
+        plan = Plan(tensors).call(
             "Reduce", flat.data_ptr(), to, flat.numel(), kind, by, root, keeps=[flat], copies=copies
         )
         return self._do(plan, opts)
 
-    def _plan_reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor, op) -> _Plan:
+    def _plan_reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor, op) -> Plan:
         check_writable(output)
         check_readable(tensor)
         if tensor.numel() != output.numel() * self._size or tensor.dtype != output.dtype:
@@ -270,7 +254,7 @@ class Backend(_Backend):
         if overlap(flat, into) and into.data_ptr() != flat.data_ptr() + self._rank * bytes_of(into):
             flat = flat.clone()
         arguments = flat.data_ptr(), into.data_ptr(), into.numel(), kind, by
-        return _Plan([output]).call("ReduceScatter", *arguments, keeps=[flat, into], copies=copies)
+        return Plan([output]).call("ReduceScatter", *arguments, keeps=[flat, into], copies=copies)
 
     def reduce_scatter_single(
         self,
@@ -290,7 +274,7 @@ class Backend(_Backend):
         (output,), (tensors,) = outputs, inputs
         check_equal(tensors, output, self._size, "reduce_scatter")
         check_readable(*tensors)
-        return self.reduce_scatter_single(output, _flat(tensors), opts)
+        return self.reduce_scatter_single(output, flat_of(tensors), opts)
 
     def reduce_scatter_single_coalesced(
         self,
@@ -300,15 +284,15 @@ class Backend(_Backend):
     ) -> Work:
         op = opts.reduceOp if opts is not None else _SUM
         plans = [self._plan_reduce_scatter(o, i, op) for o, i in zip(outputs, inputs, strict=True)]
-        return self._do(_Plan(outputs).with_all(plans), opts)
+        return self._do(Plan(outputs).with_all(plans), opts)
 
     # What moves data alone takes it for bytes.
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> Work:
         plans = [self._plan_broadcast(tensor, opts.rootRank) for tensor in tensors]
-        return self._do(_Plan(tensors).with_all(plans), opts)
+        return self._do(Plan(tensors).with_all(plans), opts)
 
-    def _plan_broadcast(self, tensor: torch.Tensor, root: int) -> _Plan:
+    def _plan_broadcast(self, tensor: torch.Tensor, root: int) -> Plan:
         if self._rank == root:
             check_readable(tensor)
             flat, copies = readable(tensor), []
@@ -316,11 +300,11 @@ class Backend(_Backend):
             check_writable(tensor)
             flat, copies = writable(tensor)
         at = flat.data_ptr()
-        return _Plan([tensor]).call(
+        return Plan([tensor]).call(
             "Broadcast", at, at, bytes_of(flat), Type.UINT8, root, keeps=[flat], copies=copies
         )
 
-    def _plan_all_gather(self, output: torch.Tensor, tensor: torch.Tensor) -> _Plan:
+    def _plan_all_gather(self, output: torch.Tensor, tensor: torch.Tensor) -> Plan:
         check_writable(output)
         check_readable(tensor)
         if output.numel() != tensor.numel() * self._size or output.dtype != tensor.dtype:
@@ -331,7 +315,7 @@ class Backend(_Backend):
         if overlap(flat, into) and flat.data_ptr() != into.data_ptr() + self._rank * bytes_of(flat):
             flat = flat.clone()
         arguments = flat.data_ptr(), into.data_ptr(), bytes_of(flat), Type.UINT8
-        return _Plan([output]).call("AllGather", *arguments, keeps=[flat, into], copies=copies)
+        return Plan([output]).call("AllGather", *arguments, keeps=[flat, into], copies=copies)
 
     def all_gather_single(
         self,
@@ -341,7 +325,7 @@ class Backend(_Backend):
     ) -> Work:
         return self._do(self._plan_all_gather(output, tensor), opts)
 
-    def _plan_all_gather_list(self, tensors: list, tensor: torch.Tensor) -> _Plan:
+    def _plan_all_gather_list(self, tensors: list, tensor: torch.Tensor) -> Plan:
         check_readable(tensor)
         check_writable(*tensors)
         check_equal(tensors, tensor, self._size, "all_gather")
@@ -349,7 +333,7 @@ class Backend(_Backend):
         into = torch.empty((self._size, flat.numel()), dtype=flat.dtype)
         copies = [(t, part.view(t.shape)) for t, part in zip(tensors, into, strict=True)]
         arguments = flat.data_ptr(), into.data_ptr(), bytes_of(flat), Type.UINT8
-        return _Plan([tensors]).call("AllGather", *arguments, keeps=[flat, into], copies=copies)
+        return Plan([tensors]).call("AllGather", *arguments, keeps=[flat, into], copies=copies)
 
     def allgather(
         self,
@@ -374,7 +358,7 @@ class Backend(_Backend):
             )
         by_input = [list(tensors) for tensors in zip(*outputs, strict=True)]
         plans = [self._plan_all_gather_list(o, i) for o, i in zip(by_input, inputs, strict=True)]
-        return self._do(_Plan(outputs).with_all(plans), opts)
+        return self._do(Plan(outputs).with_all(plans), opts)
 
     def all_gather_single_coalesced(
         self,
@@ -383,7 +367,7 @@ class Backend(_Backend):
         opts: Any = None,
     ) -> Work:
         plans = [self._plan_all_gather(o, i) for o, i in zip(outputs, inputs, strict=True)]
-        return self._do(_Plan(outputs).with_all(plans), opts)
+        return self._do(Plan(outputs).with_all(plans), opts)
 
     def all_to_all_single(
         self,
@@ -406,7 +390,7 @@ class Backend(_Backend):
             flat = flat.clone()
         arguments = flat.data_ptr(), counts[0], into.data_ptr(), counts[1], Type.UINT8
         return self._do(
-            _Plan([output]).call("AllToAllv", *arguments, keeps=[flat, into], copies=copies), opts
+            Plan([output]).call("AllToAllv", *arguments, keeps=[flat, into], copies=copies), opts
         )
 
     def _counts(self, of: torch.Tensor, splits: list):
@@ -419,7 +403,8 @@ class Backend(_Backend):
         splits = splits or [rows // self._size] * self._size
         if len(splits) != self._size or sum(splits) != rows or min(splits) < 0:
             raise ValueError(
-                f"all_to_all: split sizes {list(splits)} do not make {rows} rows among {self._size} ranks"
+                f"all_to_all: split sizes {list(splits)} do not make {rows} rows among "
+                f"{self._size} ranks"
             )
         row = bytes_of(of) // rows if rows else 0
         return (c_size_t * self._size)(*[split * row for split in splits])
@@ -437,17 +422,17 @@ class Backend(_Backend):
                 f"all_to_all: {self._size} tensors to send and {self._size} to receive are right"
             )
         counts = [(c_size_t * self._size)(*map(bytes_of, tensors)) for tensors in (inputs, outputs)]
-        flat = torch.cat([_as_bytes(t) for t in inputs])
+        flat = torch.cat([as_bytes(t) for t in inputs])
         into = torch.empty(sum(counts[1]), dtype=torch.uint8)
         parts = into.split(list(counts[1]))
         copies = [(t, p.view(t.dtype).view(t.shape)) for t, p in zip(outputs, parts, strict=True)]
         arguments = flat.data_ptr(), counts[0], into.data_ptr(), counts[1], Type.UINT8
         return self._do(
-            _Plan(outputs).call("AllToAllv", *arguments, keeps=[flat, into], copies=copies), opts
+            Plan(outputs).call("AllToAllv", *arguments, keeps=[flat, into], copies=copies), opts
         )
 
     def barrier(self, opts: Any = None) -> Work:
-        return self._do(_Plan([]).call("Barrier"), opts)
+        return self._do(Plan([]).call("Barrier"), opts)
 
     def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:
         """Rank 0 waits for the others by the store, and names those that do not come in time; so
@@ -476,17 +461,18 @@ class Backend(_Backend):
                 missing.append(rank)
                 if not wait_all_ranks:
                     break
-        text = f"monitored_barrier: rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} did not come within {timeout}"
+        ranks = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+        text = f"monitored_barrier: {ranks} did not come within {timeout}"
         self._store.set(f"{prefix}/all", text if missing else "all")
         if missing:
             raise dist.DistBackendError(text)
 
     # Between two ranks
 
-    def _plan_send(self, tensor: torch.Tensor, to: int, tag: int) -> _Plan:
+    def _plan_send(self, tensor: torch.Tensor, to: int, tag: int) -> Plan:
         check_readable(tensor)
-        flat = _not_empty(readable(tensor))
-        return _Plan([tensor]).call(
+        flat = not_empty(readable(tensor))
+        return Plan([tensor]).call(
             "SendTag", flat.data_ptr(), bytes_of(flat), Type.UINT8, to, tag, keeps=[flat]
         )
 
@@ -494,12 +480,12 @@ class Backend(_Backend):
         (tensor,) = tensors
         return self._do(self._plan_send(tensor, to, _checked(tag)))
 
-    def _plan_recv(self, tensor: torch.Tensor, source: int, tag: int) -> _Plan:
+    def _plan_recv(self, tensor: torch.Tensor, source: int, tag: int) -> Plan:
         check_writable(tensor)
         into, copies = writable(tensor)
-        into = _not_empty(into)
+        into = not_empty(into)
         arguments = into.data_ptr(), bytes_of(into), Type.UINT8, source, tag
-        return _Plan([tensor]).call("RecvTag", *arguments, keeps=[into], copies=copies)
+        return Plan([tensor]).call("RecvTag", *arguments, keeps=[into], copies=copies)
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> Work:
         (tensor,) = tensors
@@ -533,7 +519,7 @@ class Backend(_Backend):
             if rank != self._rank
         ]
         tensors[self._rank].data.copy_(readable(tensor).view(tensors[self._rank].shape))
-        return self._do(_Plan(results).with_all(plans), opts)
+        return self._do(Plan(results).with_all(plans), opts)
 
     def gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> Work:
         if self._rank != opts.rootRank:
@@ -547,7 +533,8 @@ class Backend(_Backend):
         if output.dim() and output.shape[0] % self._size == 0:
             return self._gather_to(list(output.chunk(self._size)), tensor, [output], opts)
         raise ValueError(
-            f"gather: an output whose rows are divided by {self._size} ranks, or a contiguous one, is right"
+            f"gather: an output whose rows are divided by {self._size} ranks, or a contiguous one, "
+            "is right"
         )
 
     gather_into_tensor = gather_single
@@ -571,26 +558,13 @@ class Backend(_Backend):
             if rank != self._rank
         ]
         tensor.data.copy_(readable(tensors[self._rank]).view(tensor.shape))
-        return self._do(_Plan(outputs).with_all(plans), opts)
+        return self._do(Plan(outputs).with_all(plans), opts)
 
 
 def _checked(tag: int) -> int:
     if not 0 <= tag < 2**63:
         raise ValueError(f"tag {tag}; 0 to {2**63 - 1} is right")
     return tag
-
-
-def _not_empty(tensor: torch.Tensor) -> torch.Tensor:
-    """Of an empty tensor one byte is sent: what is not there does not come."""
-    return tensor if tensor.numel() else torch.empty(1, dtype=torch.uint8)
-
-
-def _flat(tensors: list) -> torch.Tensor:
-    return torch.cat([readable(t).reshape(-1) for t in tensors])
-
-
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return readable(tensor).reshape(-1).view(torch.uint8)
 
 
 # Those whose programs end without destroying them leave all the same: others would take the end of

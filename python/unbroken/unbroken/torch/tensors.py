@@ -53,7 +53,8 @@ def check_readable(*tensors: torch.Tensor) -> None:
     for tensor in tensors:
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
             raise TypeError(
-                f"a tensor on {tensor.device}, {tensor.layout}; 'unbroken' takes dense tensors on the CPU"
+                f"a tensor on {tensor.device}, {tensor.layout}; "
+                "'unbroken' takes dense tensors on the CPU"
             )
         if tensor.is_quantized:
             raise TypeError("a quantized tensor; 'unbroken' takes its int_repr()")
@@ -64,7 +65,8 @@ def check_readable(*tensors: torch.Tensor) -> None:
         )
         if tensor.untyped_storage().nbytes() < (last + 1) * tensor.element_size():
             raise ValueError(
-                f"a tensor of {tensor.numel()} elements whose storage was freed or shrunk: allocate it first"
+                f"a tensor of {tensor.numel()} elements whose storage was freed or shrunk: "
+                "allocate it first"
             )
 
 
@@ -75,7 +77,8 @@ def check_writable(*tensors: torch.Tensor) -> None:
         # 1: several elements are known to lie at one address.
         if torch._debug_has_internal_overlap(tensor) == 1:
             raise ValueError(
-                "a tensor some of whose elements share one address (as expand makes it) cannot hold a result: give a clone()"
+                "a tensor some of whose elements share one address (as expand makes it) cannot "
+                "hold a result: give a clone()"
             )
 
 
@@ -135,11 +138,13 @@ def reduction(tensor: torch.Tensor, op) -> tuple:
         types, ops = TYPES, _OPS if tensor.dtype.is_floating_point else {**_OPS, **_BIT_OPS}
     if tensor.dtype not in types:
         raise TypeError(
-            f"{tensor.dtype} is not reduced by 'unbroken'; these are: {', '.join(map(str, TYPES))}, torch.bool"
+            f"{tensor.dtype} is not reduced by 'unbroken'; these are: "
+            f"{', '.join(map(str, TYPES))}, torch.bool"
         )
     if kind not in ops:
         raise ValueError(
-            f"{kind} of {tensor.dtype} is not done by 'unbroken'; these are: {', '.join(k.name for k in ops)}"
+            f"{kind} of {tensor.dtype} is not done by 'unbroken'; these are: "
+            f"{', '.join(k.name for k in ops)}"
         )
     factor = None
     if kind == _R.PREMUL_SUM:
@@ -147,3 +152,16 @@ def reduction(tensor: torch.Tensor, op) -> tuple:
             raise ValueError(f"PREMUL_SUM of {tensor.dtype}; it multiplies floating-point numbers")
         factor = op.__getstate__()[1]
     return types[tensor.dtype], ops[kind], factor
+
+
+def not_empty(tensor: torch.Tensor) -> torch.Tensor:
+    """Of an empty tensor one byte is sent: what is not there does not come."""
+    return tensor if tensor.numel() else torch.empty(1, dtype=torch.uint8)
+
+
+def flat_of(tensors: list) -> torch.Tensor:
+    return torch.cat([readable(t).reshape(-1) for t in tensors])
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return readable(tensor).reshape(-1).view(torch.uint8)

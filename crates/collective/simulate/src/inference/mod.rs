@@ -105,7 +105,7 @@ impl Service {
         Ok(Service { lost, failed, healthy, after, serving, stop })
     }
 
-    /// The same, whose runs can be called off ([`Error::Stopped`]).
+    /// Lets `stop` call off runs of this service, which then end with [`Error::Stopped`].
     pub fn with_stop(self, stop: Stop) -> Service {
         Service { stop, ..self }
     }

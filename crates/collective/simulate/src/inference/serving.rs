@@ -97,7 +97,7 @@ impl Serving {
         }
     }
 
-    /// The same with as many hosts as it needs; an error if its numbers make no sense.
+    /// Gives the cluster as many hosts as the instances need. An error if a number makes no sense.
     pub fn checked(mut self) -> Result<Serving, Error> {
         self.cluster.hosts = 1;
         self.cluster.check()?;

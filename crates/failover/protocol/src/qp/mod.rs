@@ -471,7 +471,8 @@ impl LogicalQp {
         self.leave_parked(now_us, liveness == Liveness::Alive);
     }
 
-    /// The same for all paths, each of which is asked about once.
+    /// What the shell believes of all paths now, each of which is asked about once. It suspects
+    /// nothing by itself, as [`Self::set_belief`].
     pub fn set_beliefs(&mut self, now_us: u64, of: impl Fn(SlotPath) -> Liveness) {
         let mut known: Vec<(SlotPath, Liveness)> =
             Vec::with_capacity(self.distinct.count_ones() as usize);
@@ -496,7 +497,8 @@ impl LogicalQp {
         }
     }
 
-    /// The same for every slot of a path.
+    /// What the shell believes of a path now, for every slot that has it. It suspects nothing by
+    /// itself, as [`Self::set_belief`].
     pub fn set_path_liveness(&mut self, now_us: u64, path: SlotPath, liveness: Liveness) {
         for slot in 0..SLOTS as u8 {
             if self.slots.get(slot) == Some(path) {

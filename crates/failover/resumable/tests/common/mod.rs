@@ -6,7 +6,7 @@ pub mod mock;
 use mock::{gid, Events, Net, NicId};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::Arc;
-use unbroken_resumable::{EventInterceptor, Holding, LogicalMemory};
+use unbroken_resumable::{EventInterceptor, LogicalMemory, ResumableDevice};
 use unbroken_types::{
     Access, Messages, Mtu, PathAttr, PdHandle, PeerDone, QpCaps, QpState, QpType, SendFlags,
     SendOpcode, Sge, Wc,
@@ -62,7 +62,7 @@ pub struct Host {
     pub number: usize,
     pub memory: Arc<LogicalMemory>,
     pub view: Arc<dyn MemoryDomain>,
-    pub nics: Vec<Holding>,
+    pub nics: Vec<ResumableDevice>,
     pub events: Arc<Events>,
     pub pd: PdHandle,
     pub buffer: &'static [AtomicU8],
@@ -81,7 +81,7 @@ impl Host {
         let open = |index| {
             let interceptor = EventInterceptor::new(events.clone());
             let device = net.open((number, index), interceptor.clone());
-            Holding::new(
+            ResumableDevice::new(
                 index,
                 device,
                 &interceptor,
@@ -90,7 +90,7 @@ impl Host {
             )
             .unwrap()
         };
-        let nics: Vec<Holding> = (0..NICS).map(open).collect();
+        let nics: Vec<ResumableDevice> = (0..NICS).map(open).collect();
         let view = memory.of(0);
         let pd = view.alloc_pd().unwrap();
         let buffer: &'static [AtomicU8] =
