@@ -26,7 +26,7 @@ impl CompChannel {
         CompChannel::of_device(Owner::PROCESS)
     }
 
-    /// The same for the CQs of a device.
+    /// Makes a channel, for the CQs of one device.
     pub fn of_device(owner: Owner) -> Result<Arc<CompChannel>> {
         Ok(Arc::new(CompChannel {
             fd: EventFd::new(true, false)?,

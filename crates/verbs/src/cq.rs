@@ -67,7 +67,8 @@ impl Cq {
         Cq::make(Owner::PROCESS, entries, channel, None, None)
     }
 
-    /// The same with somebody who is told when it overruns, see [`OverrunHook`].
+    /// A queue of at least `entries` WCs, with somebody who is told when it overruns, see
+    /// [`OverrunHook`].
     pub fn with_overrun_hook(
         entries: u32,
         channel: Option<Arc<CompChannel>>,
@@ -76,7 +77,8 @@ impl Cq {
         Cq::make(Owner::PROCESS, entries, channel, Some(Box::new(on_overrun)), None)
     }
 
-    /// The same for a device. EINVAL where the channel is another's.
+    /// A device's queue of at least `entries` WCs, which its QPs complete in. EINVAL where the
+    /// channel is another's.
     pub fn of_device(
         owner: Owner,
         entries: u32,
@@ -87,7 +89,8 @@ impl Cq {
         Ok(Cq::make(owner, entries, channel, Some(on_overrun), None))
     }
 
-    /// The same for a device whose completions are polled from a queue of its provider's.
+    /// A device's queue whose completions are polled from a queue of its provider's. EINVAL where
+    /// the channel is another device's.
     pub fn of_source(
         owner: Owner,
         entries: u32,
@@ -213,7 +216,8 @@ impl Cq {
         self.offer(wc, solicited);
     }
 
-    /// The same for a QP, which must end if it is told false: its completion is lost.
+    /// Appends a completion of a QP, as [`Self::push`]. False: there was no room, the completion is
+    /// lost, and the QP must end.
     pub fn offer(&self, wc: Wc, solicited: bool) -> bool {
         let mut r = self.ring();
         let fits = r.len < r.limit;
@@ -328,7 +332,7 @@ impl Cq {
         self.direct.turn()
     }
 
-    /// The same unless another thread has it.
+    /// The right to bring completions to this queue, unless another thread has it.
     pub fn try_turn(&self) -> Option<Turn<'_>> {
         self.direct.try_turn()
     }

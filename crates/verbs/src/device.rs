@@ -353,8 +353,8 @@ pub trait DeviceQp: Send + Sync {
     fn qpn(&self) -> u32;
     /// Posts a send.
     fn post_send(&self, wr: &SendWr<'_>) -> Result<()>;
-    /// The same under another number than its own: whoever keeps what was posted need not copy it
-    /// for that.
+    /// Posts a send under another number than its own: whoever keeps what was posted need not copy
+    /// it for that.
     fn post_send_as(&self, wr_id: u64, wr: &SendWr<'_>) -> Result<()> {
         self.post_send(&SendWr { wr_id, ..*wr })
     }
@@ -368,7 +368,7 @@ pub trait DeviceQp: Send + Sync {
         }
         Ok(())
     }
-    /// The same under numbers of their own, from `first` on, as [`Self::post_send_as`].
+    /// Posts sends as [`Self::post_list`], under numbers from `first` on in place of their own.
     fn post_list_as(&self, first: u64, list: &[SendWr<'_>]) -> ListResult {
         for (before, wr) in list.iter().enumerate() {
             self.post_send_as(first + before as u64, wr).map_err(|e| (before, e))?;

@@ -48,7 +48,7 @@ impl<T> Table<T> {
         self.insert(Arc::new(item))
     }
 
-    /// The same with one that others hold, too.
+    /// Keeps an object that others hold, too, and gives its handle.
     pub fn insert(&self, item: Arc<T>) -> *mut c_void {
         let handle = NEXT.fetch_add(16, Relaxed);
         self.lock().insert(handle, item);

@@ -90,7 +90,7 @@ impl Srq {
         Srq::of_device(Owner::PROCESS, device, pd, sizes, Box::new(on_limit))
     }
 
-    /// The same for the QPs of one device.
+    /// A queue for the QPs of one device, as [`Srq::new`] makes one for those of the process.
     pub fn of_device(
         owner: Owner,
         device: &DeviceAttr,

@@ -19,23 +19,22 @@
 
 mod source;
 mod space;
+mod view;
 
 use crate::lock;
 use crate::prefetcher::Prefetcher;
 use crate::Spawn;
-use source::{Descriptor, MrSource};
+use source::MrSource;
 use space::Space;
 use std::collections::hash_map::Entry;
 use std::collections::HashMap;
-use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{
     Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak,
 };
 use unbroken_types::{next_key_set, Access, NicKey, PdHandle};
-use unbroken_verbs::{
-    Error, IndirectEntry, KeyRow, MemoryDomain, MrChange, MrKeys, Result, WindowType,
-};
+use unbroken_verbs::{Error, KeyRow, MemoryDomain, MrChange, MrKeys, Result};
+use view::View;
 
 /// Keys that a device may give in a row which the application has already for another region.
 const MAX_TAKEN: usize = 64;
@@ -525,90 +524,4 @@ impl LogicalMemory {
 
 fn no_pd(pd: PdHandle) -> Error {
     Error::invalid(format!("there is no protection domain {pd}"))
-}
-
-/// What the contexts of one NIC see.
-struct View {
-    all: Arc<LogicalMemory>,
-    nic: usize,
-}
-
-impl MemoryDomain for View {
-    fn alloc_pd(&self) -> Result<PdHandle> {
-        Ok(self.all.alloc_pd())
-    }
-
-    fn dealloc_pd(&self, pd: PdHandle) -> Result<()> {
-        self.all.dealloc_pd(pd)
-    }
-
-    fn use_pd(&self, pd: PdHandle) -> Result<()> {
-        self.all.use_pd(pd)
-    }
-
-    fn unuse_pd(&self, pd: PdHandle) {
-        self.all.unuse_pd(pd);
-    }
-
-    fn reg_mr(
-        &self,
-        pd: PdHandle,
-        addr: u64,
-        len: u64,
-        iova: u64,
-        access: Access,
-    ) -> Result<MrKeys> {
-        self.all.reg(self.nic, pd, MrSource::Range { addr, len, iova }, access)
-    }
-
-    fn reg_dmabuf_mr(
-        &self,
-        pd: PdHandle,
-        fd: RawFd,
-        offset: u64,
-        len: u64,
-        iova: u64,
-        access: Access,
-    ) -> Result<MrKeys> {
-        let source = MrSource::Dmabuf { fd: Descriptor::Caller(fd), offset, len, iova };
-        self.all.reg(self.nic, pd, source, access)
-    }
-
-    fn rereg_mr(&self, lkey: u32, change: &MrChange) -> Result<()> {
-        self.all.rereg(self.nic, lkey, change)
-    }
-
-    fn dereg_mr(&self, lkey: u32) -> Result<()> {
-        self.all.dereg(self.nic, lkey)
-    }
-
-    fn alloc_null_mr(&self, _pd: PdHandle) -> Result<u32> {
-        Err(unsupported("null regions"))
-    }
-
-    fn create_indirect(
-        &self,
-        _: PdHandle,
-        _: u64,
-        _: &[IndirectEntry],
-        _: Access,
-    ) -> Result<MrKeys> {
-        Err(unsupported("indirect keys"))
-    }
-
-    fn update_entry(&self, _key: u32, _index: u32, _entry: &IndirectEntry) -> Result<()> {
-        Err(unsupported("indirect keys"))
-    }
-
-    fn alloc_window(&self, _pd: PdHandle, _kind: WindowType) -> Result<u32> {
-        Err(unsupported("memory windows"))
-    }
-
-    fn dealloc_window(&self, _rkey: u32) -> Result<()> {
-        Err(unsupported("memory windows"))
-    }
-}
-
-fn unsupported(what: &str) -> Error {
-    Error::unsupported(format!("{what} are not there on devices that have plain verbs only"))
 }
