@@ -134,6 +134,7 @@ def test_every_byte_is_right(logs, note, fault):
             meet = ["--listen", port] if host == "B" else ["--connect", f"127.0.0.1:{port}"]
             files = ["--status-file", logs / f"{host}.status", "--stop-file", logs / "stop"]
             nic = ["--device", f"rxe{host}0", "--gid-index", GID, "--qps", 2, "--writes-repeat"]
+            nic += ["--seconds", 600]  # until the stop file is there
             ends[host] = pair.start(host, [program, *meet, *nic, *files], f"{host}-verifier")
             if host == "B":
                 wait_until(
