@@ -155,11 +155,10 @@ impl MemoryDomain for HostMemory {
             ));
         };
         let len = length(len)?;
-        // SAFETY: a domain that is counted as used; the kernel looks at the descriptor.
         self.register(pd, "ibv_reg_dmabuf_mr", |raw| {
-            inside::enter(|| unsafe {
-                reg_dmabuf_mr(raw, offset, len, iova, fd, access.0 as c_int)
-            })
+            let access = access.0 as c_int;
+            // SAFETY: a domain that is counted as used; the kernel looks at the descriptor.
+            inside::enter(|| unsafe { reg_dmabuf_mr(raw, offset, len, iova, fd, access) })
         })
     }
 
