@@ -305,6 +305,11 @@ impl CqReservation {
         &self.app
     }
 
+    /// Whether it is behind that CQ of the application's.
+    pub(crate) fn is_of(&self, app: &Arc<Cq>) -> bool {
+        Arc::ptr_eq(&self.app, app)
+    }
+
     /// Whether it is at that CQ.
     pub(crate) fn is_at(&self, cq: &ProviderCq) -> bool {
         std::ptr::eq(Arc::as_ptr(&self.cq), cq)

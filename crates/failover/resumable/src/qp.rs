@@ -16,7 +16,7 @@ use crate::device::{Opened, PdUse};
 use crate::interceptor::Notes;
 use crate::lock;
 use crate::numbered::Numbered;
-use crate::srq::{ProviderSrq, SrqUse};
+use crate::srq::SrqUse;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
@@ -111,11 +111,13 @@ impl JournaledQp {
         }
         let caps = at_least_one(init.caps);
         let default = init.local_keys_of.map_or(opened.index, usize::from);
-        let recvs = if init.srq.is_some() { ProviderSrq::MOST } else { caps.max_recv_wr };
+        // Those of an SRQ have room of their own.
+        let recvs = if init.srq.is_some() { 0 } else { caps.max_recv_wr };
         let sends = opened.reserve_cq(&init.send_cq, caps.max_send_wr)?;
         let recvs = opened.reserve_cq(&init.recv_cq, recvs)?;
         let pd = PdUse::new(opened, init.pd)?;
-        let srq = init.srq.as_ref().map(|app| SrqUse::new(opened, app, default)).transpose()?;
+        let srq = init.srq.as_ref();
+        let srq = srq.map(|app| SrqUse::new(opened, app, default, &init.recv_cq)).transpose()?;
         let provider = QpInit {
             srq: srq.as_ref().map(|srq| srq.srq.own().clone()),
             caps: QpCaps {

@@ -2,13 +2,15 @@
 //!
 //! What has been posted to a device's SRQ cannot be taken back, and one application's SRQ serves
 //! QPs on several devices. So the receives stay in the application's queue, and each device is lent
-//! a few at a time: at most [`BATCH`], and never all, so that the next device finds some. What a QP
-//! had taken as it failed is given to the device again, which has other QPs; what a device has when
+//! its share ([`Srq::lend`]): half, where it is the only one, so that the next device finds some.
+//! Whatever the device has may complete at any QP: there is room for all of it at each CQ that QPs
+//! take it to. What a QP had taken as it failed is given to the device again, which has other QPs; what a device has when
 //! the last QP leaves it goes back to the front.
 //!
 //! With very few receives, and QPs on more devices than that, one device may have what another
 //! waits for, until a message uses it.
 
+use crate::cq::CqReservation;
 use crate::device::Opened;
 use crate::lock;
 use std::collections::VecDeque;
@@ -16,13 +18,16 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use unbroken_journal::{Queue, Slot};
 use unbroken_types::Sge;
-use unbroken_verbs::{Feeder, RecvWr, Result, Srq, SrqAttr, NO_REGION};
+use unbroken_verbs::{Cq, Feeder, RecvWr, Result, Srq, SrqAttr, NO_REGION};
 
-/// Receives that a device has at a time.
-const BATCH: u32 = 32;
+/// Receives that a device has at most, where the application's queue has few or many.
+const LEAST: u32 = 32;
+const MOST: u32 = 4096;
 
-/// A receive that the device has.
+/// A receive that the device has, or the place of one.
+#[derive(Default)]
 struct Lent {
+    is_out: bool,
     wr_id: u64,
     sges: Vec<Sge>,
     /// When it was lent, among others.
@@ -31,7 +36,7 @@ struct Lent {
 
 #[derive(Default)]
 struct Lending {
-    lent: Vec<Option<Lent>>,
+    lent: Vec<Lent>,
     free: Vec<u32>,
     /// Those that a QP had taken as it failed.
     back: VecDeque<u32>,
@@ -50,6 +55,10 @@ pub(crate) struct ProviderSrq {
     /// The NIC whose local keys the application has.
     default: usize,
     slots: Mutex<Lending>,
+    /// Receives that the device has at most.
+    most: u32,
+    /// Room for them at the CQs of the QPs that take from it.
+    rooms: Mutex<Vec<Weak<CqReservation>>>,
     feeder: Arc<dyn Feeder>,
     /// QPs that take from it.
     users: AtomicU32,
@@ -74,18 +83,22 @@ impl ProviderSrq {
         default: usize,
     ) -> Result<Arc<ProviderSrq>> {
         let pd = opened.memory.pd_on(app.pd(), opened.index)?;
-        let sizes = SrqAttr { max_wr: BATCH, max_sge: app.query().max_sge, limit: 0 };
+        let SrqAttr { max_wr, max_sge, .. } = app.query();
+        let most = (max_wr / 2).clamp(LEAST, MOST);
+        let sizes = SrqAttr { max_wr: most, max_sge, limit: 0 };
         let own =
             opened.device.create_srq(pd, sizes, Box::new(|| {})).map_err(|e| opened.error(e))?;
-        let free = (0..BATCH).rev().collect();
-        let slots =
-            Lending { lent: (0..BATCH).map(|_| None).collect(), free, ..Lending::default() };
+        let free = (0..most).rev().collect();
+        let lent = (0..most).map(|_| Lent::default()).collect();
+        let slots = Lending { lent, free, ..Lending::default() };
         let srq = Arc::new_cyclic(|this: &Weak<ProviderSrq>| ProviderSrq {
             own,
             app: app.clone(),
             opened: opened.clone(),
             default,
             slots: Mutex::new(slots),
+            most,
+            rooms: Mutex::default(),
             feeder: Arc::new(Refill(this.clone())),
             users: AtomicU32::new(0),
         });
@@ -107,7 +120,7 @@ impl ProviderSrq {
         self.app.detach(&self.feeder);
         let mut slots = lock(&self.slots);
         slots.ended = true;
-        let mut lent: Vec<Lent> = slots.lent.iter_mut().filter_map(Option::take).collect();
+        let mut lent: Vec<Lent> = slots.lent.drain(..).filter(|entry| entry.is_out).collect();
         drop(slots);
         lent.sort_unstable_by_key(|entry| entry.order);
         let wrs: Vec<RecvWr<'_>> =
@@ -121,8 +134,20 @@ impl ProviderSrq {
         self.users.load(Ordering::Acquire) > 0
     }
 
-    /// Receives that a device has at most.
-    pub(crate) const MOST: u32 = BATCH;
+    /// Room at an application's CQ for all that the device has, kept while somebody has it.
+    fn room(&self, cq: &Arc<Cq>) -> Result<Arc<CqReservation>> {
+        let mut rooms = lock(&self.rooms);
+        rooms.retain(|room| room.strong_count() > 0);
+        let there = rooms.iter().filter_map(Weak::upgrade).find(|room| room.is_of(cq));
+        there.map_or_else(
+            || {
+                let made = Arc::new(self.opened.reserve_cq(cq, self.most)?);
+                rooms.push(Arc::downgrade(&made));
+                Ok(made)
+            },
+            Ok,
+        )
+    }
 
     /// What the device is told to take from.
     pub(crate) fn own(&self) -> &Arc<Srq> {
@@ -149,10 +174,12 @@ impl ProviderSrq {
 
     fn lend(&self, slots: &mut Lending) -> Option<u32> {
         let slot = slots.free.pop()?;
-        let have = BATCH - 1 - slots.free.len() as u32;
+        let have = self.most - 1 - slots.free.len() as u32;
         let (entry, order) = (&mut slots.lent[slot as usize], slots.next_order);
         let mut take = |wr: &RecvWr<'_>| {
-            *entry = Some(Lent { wr_id: wr.wr_id, sges: wr.sges.to_vec(), order })
+            (entry.is_out, entry.wr_id, entry.order) = (true, wr.wr_id, order);
+            entry.sges.clear();
+            entry.sges.extend_from_slice(wr.sges);
         };
         if !self.app.lend(have, &mut take) {
             slots.free.push(slot);
@@ -164,7 +191,9 @@ impl ProviderSrq {
 
     fn give(&self, slots: &mut Lending, slot: u32) -> Result<()> {
         let Lending { lent, sges, .. } = slots;
-        let Some(entry) = &lent[slot as usize] else { return Ok(()) };
+        let Some(entry) = lent.get(slot as usize).filter(|entry| entry.is_out) else {
+            return Ok(());
+        };
         let (memory, nic) = (&self.opened.memory, self.opened.index);
         let default = self.default;
         sges.clear();
@@ -180,18 +209,20 @@ impl ProviderSrq {
     /// The receive of a completion, which is used up: gives the application's id.
     pub(crate) fn used(&self, slot: u64) -> Option<u64> {
         let mut slots = lock(&self.slots);
-        let entry = slots.lent.get_mut(slot as usize)?.take()?;
+        let entry = slots.lent.get_mut(slot as usize).filter(|entry| entry.is_out)?;
+        entry.is_out = false;
+        let wr_id = entry.wr_id;
         slots.free.push(slot as u32);
         drop(slots);
         self.app.used();
-        Some(entry.wr_id)
+        Some(wr_id)
     }
 
     /// The receive of a completion was not used: the device gets it again, or it goes back with the
     /// rest.
     pub(crate) fn unused(&self, slot: u64) {
         let mut slots = lock(&self.slots);
-        if slots.lent.get(slot as usize).is_some_and(Option::is_some) {
+        if slots.lent.get(slot as usize).is_some_and(|entry| entry.is_out) {
             slots.back.push_back(slot as u32);
         }
     }
@@ -201,22 +232,35 @@ impl ProviderSrq {
 pub(crate) struct SrqUse {
     pub(crate) srq: Arc<ProviderSrq>,
     opened: Arc<Opened>,
+    /// At the CQ of its receives, until it ends.
+    room: Mutex<Option<Arc<CqReservation>>>,
     ended: AtomicBool,
 }
 
 impl SrqUse {
-    pub(crate) fn new(opened: &Arc<Opened>, app: &Arc<Srq>, default: usize) -> Result<SrqUse> {
-        Ok(SrqUse {
+    /// That of a QP whose receives complete in `cq`.
+    pub(crate) fn new(
+        opened: &Arc<Opened>,
+        app: &Arc<Srq>,
+        default: usize,
+        cq: &Arc<Cq>,
+    ) -> Result<SrqUse> {
+        let srq_use = SrqUse {
             srq: opened.srq(app, default)?,
             opened: opened.clone(),
+            room: Mutex::default(),
             ended: AtomicBool::new(false),
-        })
+        };
+        // If there is no room it ends as it is dropped.
+        *lock(&srq_use.room) = Some(srq_use.srq.room(cq)?);
+        Ok(srq_use)
     }
 
     /// The device's QP was destroyed.
     pub(crate) fn end(&self) {
         if !self.ended.swap(true, Ordering::AcqRel) {
             self.opened.leave_srq(&self.srq);
+            drop(lock(&self.room).take());
         }
     }
 }

@@ -81,6 +81,29 @@ fn qps_on_two_nics_take_from_one_queue_and_each_receive_is_used_once() {
     assert!(used.len() >= 16 && used == expected, "{used:?}");
 }
 
+/// A burst that comes while the program does not poll finds receives: half of those posted are with
+/// the device, which is the only one.
+#[test]
+fn a_burst_meets_as_many_receives_as_the_device_may_have() {
+    const BURST: u64 = 100;
+    let w = world(256);
+    w.post_recvs(0..2 * BURST);
+    let [from, to] = &w.pairs[0];
+    let (sges, id) = ([w.hosts[0].sge(0, 8)], w.hosts[0].id(from.nic));
+    for sent in 1..=BURST {
+        from.qp.post_send(&send_wr(sent, SendOpcode::Send, true, &sges)).unwrap();
+        w.net.execute(id, from.qp.qpn());
+        w.net.acknowledge(id, from.qp.qpn());
+        w.net.tell(id, false);
+        assert_eq!(from.poll(&from.cq).len(), 1, "message {sent} found no receive");
+    }
+    w.net.tell(w.hosts[1].id(to.nic), false);
+    let mut got = to.poll(&to.cq);
+    got.extend(to.poll(&to.cq));
+    let ids: Vec<u64> = got.iter().map(|wc| wc.wr_id).collect();
+    assert_eq!(ids, (0..BURST).collect::<Vec<_>>());
+}
+
 #[test]
 fn the_last_qp_that_leaves_a_device_brings_all_back_in_order() {
     let mut w = world(40);

@@ -97,7 +97,7 @@ pub struct Net(Arc<Mutex<State>>);
 
 /// Sizes of SRQs.
 pub fn srq_limits() -> DeviceAttr {
-    DeviceAttr { max_srq_wr: 64, max_srq_sge: 4, ..DeviceAttr::default() }
+    DeviceAttr { max_srq_wr: 1024, max_srq_sge: 4, ..DeviceAttr::default() }
 }
 
 /// Bytes of the process, as a NIC sees them.
