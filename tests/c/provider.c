@@ -8,7 +8,7 @@
  * answers. TEST_PROVIDER_AH_MS: what each other address handle takes; one more byte is in
  * TEST_PROVIDER_AH_FILE then. It registers dma-bufs, which softnic does not: files that can be
  * mapped stand for them. TEST_PROVIDER_VECTORS: a file that gets a line with the completion vector
- * of each CQ. */
+ * of each CQ. TEST_PROVIDER_FIXED_CQS: it cannot change the size of a CQ. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -29,11 +29,11 @@ typedef long function(long, long, long, long, long, long);
     F(close_device) F(get_async_event) F(ack_async_event) F(query_device) F(query_port) \
     F(query_gid) F(query_gid_type) F(query_pkey) F(alloc_pd) F(dealloc_pd) F(reg_mr) \
     F(reg_mr_iova) F(reg_mr_iova2) F(rereg_mr) F(dereg_mr) F(create_comp_channel) \
-    F(destroy_comp_channel) F(resize_cq) F(destroy_cq) F(get_cq_event) \
+    F(destroy_comp_channel)  F(destroy_cq) F(get_cq_event) \
     F(ack_cq_events) F(create_srq) F(modify_srq) F(query_srq) F(destroy_srq) F(create_qp) \
     F(query_qp) F(modify_qp) F(destroy_qp) F(destroy_ah) F(fork_init) F(node_type_str) \
     F(port_state_str) F(event_type_str) F(wc_status_str)
-#define RESOLVED(F) FUNCTIONS(F) F(create_ah) F(create_cq)
+#define RESOLVED(F) FUNCTIONS(F) F(create_ah) F(create_cq) F(resize_cq)
 
 #define FORWARD(name) \
     static function *real_##name; \
@@ -47,7 +47,7 @@ typedef long function(long, long, long, long, long, long);
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static void open_copy(void);
 FUNCTIONS(FORWARD)
-static function *real_create_ah, *real_create_cq;
+static function *real_create_ah, *real_create_cq, *real_resize_cq;
 
 /* `ibv_pd` and `ibv_context` begin with their context and their device; `ibv_ah_attr` with the
  * GID. */
@@ -101,6 +101,12 @@ long ibv_create_cq(long context, long entries, long cq_context, long channel, lo
     }
     pthread_once(&once, open_copy);
     return real_create_cq(context, entries, cq_context, channel, vector, 0);
+}
+
+long ibv_resize_cq(long cq, long entries)
+{
+    pthread_once(&once, open_copy);
+    return getenv("TEST_PROVIDER_FIXED_CQS") ? EOPNOTSUPP : real_resize_cq(cq, entries, 0, 0, 0, 0);
 }
 
 extern char **environ;

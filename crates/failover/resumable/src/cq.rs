@@ -21,6 +21,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use unbroken_types::Wc;
 use unbroken_verbs::{Cq, Device, Driver, Error, Result, BATCH};
 
+/// Entries of a device's CQ at first, at most.
+const MOST_AT_FIRST: u32 = 8192;
 /// Batches that one call brings, so that it ends.
 const MAX_BATCHES: usize = 1024;
 
@@ -67,7 +69,9 @@ impl ProviderCq {
         waker: &Arc<Waker>,
     ) -> Result<Arc<ProviderCq>> {
         let channel = app.channel().map(|_| waker.channel(device)).transpose()?;
-        let cq = device.create_cq_on(app.comp_vector(), 1, channel, Box::new(|_| {}))?;
+        // As many as the program has, since not every provider can change the size later.
+        let entries = app.capacity().min(MOST_AT_FIRST);
+        let cq = device.create_cq_on(app.comp_vector(), entries, channel, Box::new(|_| {}))?;
         let this = Arc::new(ProviderCq {
             cq,
             app: Arc::downgrade(app),

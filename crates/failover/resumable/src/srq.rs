@@ -56,7 +56,7 @@ pub(crate) struct ProviderSrq {
     default: usize,
     slots: Mutex<Lending>,
     /// Receives that the device has at most.
-    most: u32,
+    most: AtomicU32,
     /// Room for them at the CQs of the QPs that take from it.
     rooms: Mutex<Vec<Weak<CqReservation>>>,
     feeder: Arc<dyn Feeder>,
@@ -97,7 +97,7 @@ impl ProviderSrq {
             opened: opened.clone(),
             default,
             slots: Mutex::new(slots),
-            most,
+            most: AtomicU32::new(most),
             rooms: Mutex::default(),
             feeder: Arc::new(Refill(this.clone())),
             users: AtomicU32::new(0),
@@ -134,19 +134,28 @@ impl ProviderSrq {
         self.users.load(Ordering::Acquire) > 0
     }
 
-    /// Room at an application's CQ for all that the device has, kept while somebody has it.
+    /// Room at an application's CQ for all that the device has, kept while somebody has it. Where
+    /// the provider cannot make a CQ larger, the device has fewer from the first QP on.
     fn room(&self, cq: &Arc<Cq>) -> Result<Arc<CqReservation>> {
         let mut rooms = lock(&self.rooms);
         rooms.retain(|room| room.strong_count() > 0);
-        let there = rooms.iter().filter_map(Weak::upgrade).find(|room| room.is_of(cq));
-        there.map_or_else(
-            || {
-                let made = Arc::new(self.opened.reserve_cq(cq, self.most)?);
-                rooms.push(Arc::downgrade(&made));
-                Ok(made)
-            },
-            Ok,
-        )
+        let mut there = rooms.iter().filter_map(Weak::upgrade);
+        if let Some(room) = there.find(|room| room.is_of(cq)) {
+            return Ok(room);
+        }
+        drop(there);
+        let reserved = loop {
+            let most = self.most.load(Ordering::Acquire);
+            match self.opened.reserve_cq(cq, most) {
+                Err(_) if most > LEAST && rooms.is_empty() => {
+                    self.most.store((most / 2).max(LEAST), Ordering::Release);
+                }
+                reserved => break reserved?,
+            }
+        };
+        let room = Arc::new(reserved);
+        rooms.push(Arc::downgrade(&room));
+        Ok(room)
     }
 
     /// What the device is told to take from.
@@ -174,7 +183,13 @@ impl ProviderSrq {
 
     fn lend(&self, slots: &mut Lending) -> Option<u32> {
         let slot = slots.free.pop()?;
-        let have = self.most - 1 - slots.free.len() as u32;
+        // With the place just taken; the device has fewer than there are places where its CQs are
+        // too small.
+        let have = (slots.lent.len() - slots.free.len()) as u32 - 1;
+        if have >= self.most.load(Ordering::Acquire) {
+            slots.free.push(slot);
+            return None;
+        }
         let (entry, order) = (&mut slots.lent[slot as usize], slots.next_order);
         let mut take = |wr: &RecvWr<'_>| {
             (entry.is_out, entry.wr_id, entry.order) = (true, wr.wr_id, order);

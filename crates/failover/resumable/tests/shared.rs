@@ -16,7 +16,10 @@ struct World {
 }
 
 fn world(max_wr: u32) -> World {
-    let net = Net::default();
+    world_on(Net::default(), max_wr)
+}
+
+fn world_on(net: Net, max_wr: u32) -> World {
     let hosts = [Host::new(&net, 0, 64, false), Host::new(&net, 1, 64, false)];
     let srq = hosts[1].srq(max_wr);
     let pair = || {
@@ -102,6 +105,18 @@ fn a_burst_meets_as_many_receives_as_the_device_may_have() {
     got.extend(to.poll(&to.cq));
     let ids: Vec<u64> = got.iter().map(|wc| wc.wr_id).collect();
     assert_eq!(ids, (0..BURST).collect::<Vec<_>>());
+}
+
+/// The provider cannot make the CQ of 256 entries larger, which half of the receives would need.
+#[test]
+fn a_device_with_small_cqs_has_as_many_receives_as_these_hold() {
+    let net = Net::default();
+    net.fix_cqs();
+    let w = world_on(net, 1024);
+    w.post_recvs(0..1000);
+    for wr_id in 0..300 {
+        assert_eq!(w.message(wr_id as usize % 2), [(wr_id, 0)]);
+    }
 }
 
 #[test]

@@ -85,6 +85,8 @@ struct Nic {
 #[derive(Default)]
 struct State {
     nics: HashMap<NicId, Nic>,
+    /// CQs keep the size that they are made with.
+    fixed_cqs: bool,
     /// Registrations on this NIC wait until two are under way; how many are, and were at most.
     meet: Option<(NicId, usize, usize)>,
     /// All that was executed: sender, WR of the program as the sender's NIC knows it.
@@ -240,6 +242,11 @@ impl Net {
     /// The NIC, which works, refuses a send with EINVAL after it has taken so many more.
     pub fn refuse_one_after(&self, id: NicId, sends: usize) {
         self.state().nics.get_mut(&id).unwrap().takes = Some(sends);
+    }
+
+    /// The NICs cannot change the size of a CQ.
+    pub fn fix_cqs(&self) {
+        self.state().fixed_cqs = true;
     }
 
     /// Registrations on the NIC wait for one another, in pairs, for 10 s at most.

@@ -2,6 +2,7 @@
 
 use super::*;
 use unbroken_types::PdHandle;
+use unbroken_verbs::{Owner, Source};
 
 pub(super) struct MockNic {
     pub(super) net: Net,
@@ -12,6 +13,24 @@ pub(super) struct MockNic {
 impl MockNic {
     fn with<R>(&self, f: impl FnOnce(&mut Nic) -> R) -> R {
         f(self.net.state().nics.get_mut(&self.id).unwrap())
+    }
+}
+
+/// A queue whose size is what it is; what completes there is offered to its ring.
+struct FixedCq(u32);
+
+impl Source for FixedCq {
+    fn poll(&self, _out: &mut [Wc]) -> i32 {
+        0
+    }
+
+    fn arm(&self, _solicited_only: bool) {}
+
+    fn resize(&self, entries: u32) -> Result<()> {
+        match entries <= self.0 {
+            true => Ok(()),
+            false => Err(Error::unsupported("a CQ cannot be made larger")),
+        }
     }
 }
 
@@ -70,7 +89,13 @@ impl Device for MockNic {
         channel: Option<Arc<CompChannel>>,
         _: OverrunHook,
     ) -> Result<Arc<Cq>> {
-        let cq = Cq::new(entries, channel);
+        let cq = match self.net.state().fixed_cqs {
+            false => Cq::new(entries, channel),
+            true => {
+                let source = Arc::new(FixedCq(entries));
+                Cq::of_source(Owner::PROCESS, entries, channel, Box::new(|_| {}), source)?
+            }
+        };
         let port: Arc<dyn Driver> =
             Arc::new(MockNic { net: self.net.clone(), id: self.id, name: String::new() });
         cq.attach(&port);

@@ -1,0 +1,31 @@
+"""Shared receive queues on devices of the machine: a device has a share of the program's receives,
+as many as its completion queues hold."""
+
+import pytest
+
+from lib.machine import MachineFabric
+from lib.process import Failure, wait_until
+
+SECONDS = 5
+WAIT_SECONDS = 30
+FLOWS = 4_000_000
+
+
+@pytest.mark.parametrize("fixed", [False, True], ids=["resizable", "fixed"])
+@pytest.mark.parametrize("receives", [64, 4000])
+def test_survives(logs, receives, fixed):
+    """Four queue pairs that take from one queue, while their NIC dies; on a provider that can
+    change the size of a CQ, and on one that cannot."""
+    with MachineFabric(logs, "--nics", "2") as fabric:
+        if fixed:
+            fabric.env["TEST_PROVIDER_FIXED_CQS"] = "1"
+        words = ["-F", "-D", SECONDS, "-s", 4096, "--use-srq", "-q", 4, "-r", 16]
+        server, client = fabric.pair("ib_send_bw", words, server_args=["-r", receives])
+        sent = lambda nic: fabric.nics()[nic]["tx_payload_bytes"]
+        wait_until(lambda: client.ended() or sent("a/0") > FLOWS, WAIT_SECONDS, "traffic")
+        fabric.fault("nic b/0 dead")
+        wait_until(lambda: client.ended() or sent("a/1") > FLOWS, WAIT_SECONDS, "the other NIC")
+        client.expect_success(SECONDS + WAIT_SECONDS)
+        server.expect_success(WAIT_SECONDS)
+        if sent("a/1") < FLOWS:
+            raise Failure(f"{sent('a/1')} bytes left by the other NIC")
