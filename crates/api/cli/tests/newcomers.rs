@@ -190,7 +190,7 @@ fn faults_of_devices_need_a_program_that_takes_them() {
         ("nic mlx5_0 dead", "no program there was started with --faults"),
         ("nic a0 down", "named like 'a/0'"),
         ("swallow mlx5_0", "`unbroken run --devices mlx5_0 --faults -- PROGRAM`"),
-        ("cable mlx5_0 cut", "right is 'nic NAME down'"),
+        ("cable mlx5_0 cut", "there is no RDMA device 'mlx5_0'"),
         ("refuse mlx5_0", "'refuse mlx5_0 ENOMEM'"),
     ] {
         let text = refused(&["fault", "set", fault]);
