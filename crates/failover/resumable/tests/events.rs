@@ -25,8 +25,8 @@ fn watch(channel: &Arc<CompChannel>) -> Receiver<u64> {
 }
 
 /// Two ends, of which the second has a channel that is watched.
-fn watched() -> (Net, [Host; 2], [End; 2], Receiver<u64>) {
-    let net = Net::default();
+fn watched(sources: bool) -> (Net, [Host; 2], [End; 2], Receiver<u64>) {
+    let net = Net::new(sources);
     let hosts = [Host::new(&net, 0, 64, true), Host::new(&net, 1, 64, true)];
     let channel = CompChannel::new().unwrap();
     let ends = [End::new(&hosts[0], true, None), End::new(&hosts[1], true, Some(channel.clone()))];
@@ -43,7 +43,11 @@ fn deliver(net: &Net, hosts: &[Host; 2], ends: &[End; 2]) {
 
 #[test]
 fn every_event_that_was_asked_for_comes() {
-    let (net, hosts, ends, told) = watched();
+    [false, true].into_iter().for_each(every_event_comes);
+}
+
+fn every_event_comes(sources: bool) {
+    let (net, hosts, ends, told) = watched(sources);
     ends[1].cq.set_cookie(77);
     let sges = [hosts[1].sge(0, 8)];
     for round in 0..300u64 {
@@ -89,7 +93,11 @@ fn every_event_that_was_asked_for_comes() {
 /// woken any more.
 #[test]
 fn a_completion_that_comes_while_the_queues_are_armed_raises_the_event() {
-    let (net, hosts, ends, told) = watched();
+    [false, true].into_iter().for_each(one_that_comes_meanwhile_raises_it);
+}
+
+fn one_that_comes_meanwhile_raises_it(sources: bool) {
+    let (net, hosts, ends, told) = watched(sources);
     let (data, sges) = ([hosts[0].sge(0, 8)], [hosts[1].sge(0, 8)]);
     for wr_id in 0..3 {
         ends[1].qp.post_recv(&RecvWr { wr_id, sges: &sges }).unwrap();
@@ -109,7 +117,7 @@ fn a_completion_that_comes_while_the_queues_are_armed_raises_the_event() {
 /// Programs ask for an event as soon as a CQ is there, and make QPs then.
 #[test]
 fn an_event_that_was_asked_for_before_there_were_qps_comes() {
-    let net = Net::default();
+    let net = Net::new(true);
     let hosts = [Host::new(&net, 0, 64, true), Host::new(&net, 1, 64, true)];
     let channel = CompChannel::new().unwrap();
     let cq = Cq::new(256, Some(channel.clone()));
@@ -127,7 +135,7 @@ fn an_event_that_was_asked_for_before_there_were_qps_comes() {
 /// A flush that is held uses up the event of the device's CQ, and not the application's.
 #[test]
 fn what_is_kept_from_the_program_does_not_use_up_its_event() {
-    let net = Net::default();
+    let net = Net::new(true);
     let hosts = [Host::new(&net, 0, 64, true), Host::new(&net, 1, 64, true)];
     let channel = CompChannel::new().unwrap();
     let cq = Cq::new(256, Some(channel.clone()));
@@ -160,7 +168,7 @@ fn what_is_kept_from_the_program_does_not_use_up_its_event() {
 /// Two threads poll one CQ while a third lets the network work: nothing is lost or repeated.
 #[test]
 fn threads_that_poll_one_cq_see_each_completion_once() {
-    let net = Net::default();
+    let net = Net::new(true);
     let hosts = [Host::new(&net, 0, 64, false), Host::new(&net, 1, 64, false)];
     let ends = [End::new(&hosts[0], true, None), End::new(&hosts[1], true, None)];
     connect(&hosts, &ends);
