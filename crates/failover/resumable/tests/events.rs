@@ -4,7 +4,7 @@
 mod common;
 
 use common::mock::Net;
-use common::{connect, send_wr, End, Host};
+use common::{connect, send_wr, End, Host, WHILE_DELIVERING};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::sync::Arc;
@@ -213,4 +213,40 @@ fn threads_that_poll_one_cq_see_each_completion_once() {
         stop.store(true, Ordering::Relaxed);
         assert!(seen.iter().all(|n| *n == 1));
     });
+}
+
+/// Another thread has completions of a QP in its hands, out of the device's CQ, while the QP is
+/// destroyed: they are not in the program's CQ once that is over.
+#[test]
+fn what_a_destroyed_qp_had_completed_does_not_come_afterwards() {
+    let net = Net::new(true);
+    let hosts = [Host::new(&net, 0, 64, false), Host::new(&net, 1, 64, false)];
+    let ends = [End::new(&hosts[0], true, None), End::new(&hosts[1], true, None)];
+    connect(&hosts, &ends);
+    let cq = ends[0].cq.clone();
+    let _another = End::over(&hosts[0], cq.clone(), cq.clone(), None);
+    let sges = [hosts[0].sge(0, 8)];
+    for wr_id in 0..2 {
+        let mut wr = send_wr(wr_id, SendOpcode::Write, true, &sges);
+        (wr.remote_addr, wr.rkey) = (hosts[1].addr(0), hosts[1].keys.rkey);
+        ends[0].qp.post_send(&wr).unwrap();
+        deliver(&net, &hosts, &ends);
+    }
+    let (has_them, taken) = mpsc::channel();
+    let (is_gone, gone) = mpsc::channel::<()>();
+    let polled = cq.clone();
+    let poller = std::thread::spawn(move || {
+        WHILE_DELIVERING.set(Some(Box::new(move || {
+            has_them.send(()).unwrap();
+            // Whoever destroys the QP waits for us. If not, that is seen within this time.
+            let _ = gone.recv_timeout(Duration::from_millis(300));
+        })));
+        polled.poll(&mut [Wc::default()]).unwrap()
+    });
+    taken.recv_timeout(PATIENCE).unwrap();
+    ends[0].qp.destroy();
+    cq.purge(ends[0].qpn);
+    let _ = is_gone.send(());
+    poller.join().unwrap();
+    assert_eq!(cq.take(&mut [Wc::default(); 4]).unwrap(), 0);
 }

@@ -94,8 +94,6 @@ struct State {
     /// CQs have queues of a provider behind them; those that there are.
     sources: bool,
     queues: Vec<std::sync::Weak<Queue>>,
-    /// Called by who has taken completions out of such a queue.
-    when_taken: Option<Arc<dyn Fn() + std::marker::Send + Sync>>,
     /// All that was executed: sender, WR of the program as the sender's NIC knows it.
     executed: u64,
 }
@@ -220,12 +218,6 @@ impl Net {
         let net = Net::default();
         net.state().sources = sources;
         net
-    }
-
-    /// Has `hook` called by every thread that has taken completions out of a provider's queue,
-    /// before it delivers them.
-    pub fn when_taken(&self, hook: impl Fn() + std::marker::Send + Sync + 'static) {
-        self.state().when_taken = Some(Arc::new(hook));
     }
 
     /// What a NIC does when it is polled.
