@@ -1,6 +1,7 @@
 //! NICs of the mocked network and their QPs, as verbs have them.
 
 use super::*;
+use std::os::fd::RawFd;
 use std::sync::Weak;
 use unbroken_types::PdHandle;
 use unbroken_verbs::Owner;
@@ -168,6 +169,21 @@ impl MemoryDomain for MockNic {
             let rkey = if access.intersects(Access::REMOTE) { key } else { 0 };
             Ok(MrKeys { lkey: key, rkey })
         })
+    }
+    fn reg_dmabuf_mr(
+        &self,
+        pd: PdHandle,
+        fd: RawFd,
+        _offset: u64,
+        len: u64,
+        iova: u64,
+        access: Access,
+    ) -> Result<MrKeys> {
+        // SAFETY: fcntl with integers.
+        if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
+            return Err(Error::new(libc::EBADF, "no descriptor"));
+        }
+        self.reg_mr(pd, iova, len, iova, access)
     }
     fn rereg_mr(&self, lkey: u32, change: &MrChange) -> Result<()> {
         self.with(|nic| {
