@@ -5,12 +5,13 @@ mod common;
 
 use common::mock::Net;
 use common::{connect, send_wr, End, Host, WHILE_DELIVERING};
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use unbroken_types::{SendFlags, SendOpcode, Wc};
-use unbroken_verbs::{CompChannel, Cq, RecvWr};
+use unbroken_verbs::{CompChannel, Cq, Device, QpInit, RecvWr};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -249,4 +250,59 @@ fn what_a_destroyed_qp_had_completed_does_not_come_afterwards() {
     let _ = is_gone.send(());
     poller.join().unwrap();
     assert_eq!(cq.take(&mut [Wc::default(); 4]).unwrap(), 0);
+}
+
+/// QPs come and go on the CQ of another, on the same NIC (whose CQ grows) and on a second one,
+/// while one thread polls in vain and one sleeps: each completion comes once and in order, and
+/// nobody sleeps for ever.
+#[test]
+fn qps_that_come_and_go_do_not_disturb_those_that_stay() {
+    const COUNT: u64 = 3000;
+    let net = Net::new(true);
+    let hosts = [Host::new(&net, 0, 64, true), Host::new(&net, 1, 64, true)];
+    let channel = CompChannel::new().unwrap();
+    let ends = [End::new(&hosts[0], true, Some(channel.clone())), End::new(&hosts[1], true, None)];
+    connect(&hosts, &ends);
+    let told = watch(&channel);
+    let (cq, stop) = (&ends[0].cq, AtomicBool::new(false));
+    let until_stopped = |step: &dyn Fn()| {
+        while !stop.load(Ordering::Relaxed) {
+            step();
+            std::thread::yield_now();
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| until_stopped(&|| deliver(&net, &hosts, &ends)));
+        scope.spawn(|| until_stopped(&|| _ = cq.finds_nothing()));
+        scope.spawn(|| {
+            let init = QpInit { wc_qpn: None, standby: false, ..ends[0].init.clone() };
+            until_stopped(&|| {
+                let make = |nic: usize| hosts[0].nics[nic].create_holding_qp(&init).unwrap();
+                [0, 1, 0, 0, 1].map(make).iter().for_each(|qp| qp.destroy());
+            });
+        });
+        let ended = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            let (mut posted, mut done) = (0, 0);
+            let sges = [hosts[0].sge(0, 8)];
+            while done < COUNT {
+                let mut wr = send_wr(posted, SendOpcode::Write, true, &sges);
+                (wr.remote_addr, wr.rkey) = (hosts[1].addr(0), hosts[1].keys.rkey);
+                while posted < COUNT && ends[0].qp.post_send(&wr).is_ok() {
+                    posted += 1;
+                    wr.wr_id = posted;
+                }
+                cq.req_notify(false);
+                let got = ends[0].poll(cq);
+                if got.is_empty() {
+                    told.recv_timeout(PATIENCE).expect("an event");
+                }
+                for wc in got {
+                    assert_eq!((wc.wr_id, wc.status), (done, 0));
+                    done += 1;
+                }
+            }
+        }));
+        stop.store(true, Ordering::Relaxed);
+        ended.unwrap();
+    });
 }
