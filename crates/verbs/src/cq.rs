@@ -287,11 +287,11 @@ impl Cq {
     /// none.
     #[inline]
     pub fn poll(&self, out: &mut [Wc]) -> Result<usize> {
+        if let Some(source) = &self.source {
+            return self.poll_source(&**source, out);
+        }
         if self.looks_empty() && !out.is_empty() {
             if !self.direct.bring() {
-                if let Some(source) = &self.source {
-                    return self.poll_source(&**source, out);
-                }
                 self.drive();
             }
             if let Some(hook) = self.idle.get() {
@@ -314,11 +314,25 @@ impl Cq {
         nothing && self.looks_empty()
     }
 
+    /// What is in the ring comes first. A queue that was nudged is polled all the same: who finds
+    /// nothing here takes it for empty.
     fn poll_source(&self, source: &dyn Source, out: &mut [Wc]) -> Result<usize> {
-        usize::try_from(source.poll(out)).or_else(|_| {
-            self.lose();
-            self.take(out)
-        })
+        let taken = self.take(out)?;
+        if taken == out.len() {
+            return Ok(taken);
+        }
+        match usize::try_from(source.poll(&mut out[taken..])) {
+            Ok(n) => Ok(taken + n),
+            Err(_) => {
+                self.lose();
+                // What was taken is not lost; the next poll says that the rest is.
+                if taken > 0 {
+                    Ok(taken)
+                } else {
+                    self.take(out)
+                }
+            }
+        }
     }
 
     /// Whether it has a [`Source`]: what is there is then seen by a poll alone.

@@ -62,6 +62,9 @@ unsafe fn post_together(object: &QpObj, next: &mut *mut ibv_send_wr) -> bool {
         list[count].write(wr_of_it);
         (count, at) = (count + 1, wr.next);
     }
+    if count == 0 {
+        return false;
+    }
     // SAFETY: that many are written.
     let list = unsafe { std::slice::from_raw_parts(list.as_ptr().cast::<SendWr<'_>>(), count) };
     let taken = match object.qp.post_list(list) {

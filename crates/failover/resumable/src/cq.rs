@@ -124,13 +124,17 @@ impl ProviderCq {
         members.insert(qpn, Arc::downgrade(member));
     }
 
-    /// Not the one that has the number by now, if that is another.
-    fn remove(&self, qpn: u32, member: &dyn Member) {
-        let mut members = self.members.write().unwrap_or_else(PoisonError::into_inner);
+    /// Not the one that has the number by now, if that is another. Whoever has completions of the
+    /// QP in his hands has delivered them when this returns.
+    fn remove(&self, app: &Cq, qpn: u32, member: &dyn Member) {
         let own = std::ptr::from_ref(member).cast::<()>();
+        let mut members = self.members.write().unwrap_or_else(PoisonError::into_inner);
         if members.get(&qpn).is_some_and(|there| std::ptr::eq(there.as_ptr().cast(), own)) {
             members.remove(&qpn);
         }
+        drop(members);
+        let _turn = app.turn();
+        lock(&self.state).unsettled.retain(|there| !std::ptr::eq(Arc::as_ptr(there).cast(), own));
     }
 
     fn member(&self, qpn: u32) -> Option<Arc<dyn Member>> {
@@ -329,9 +333,9 @@ impl CqReservation {
         self.app.attach(&driver);
     }
 
-    /// ... and no more.
+    /// ... and no more. Not to be called with the turn of that CQ held.
     pub(crate) fn leave(&self, qpn: u32, member: &dyn Member) {
-        self.cq.remove(qpn, member);
+        self.cq.remove(&self.app, qpn, member);
         let driver: Arc<dyn Driver> = self.cq.clone();
         self.app.detach(&driver);
     }

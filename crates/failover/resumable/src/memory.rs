@@ -398,6 +398,9 @@ impl LogicalMemory {
 
     fn rereg(&self, default: usize, lkey: u32, change: &MrChange) -> Result<()> {
         let mr = self.find(default, lkey)?;
+        if !lock(&mr.state).source.can_change() {
+            return Err(Error::invalid("a region of a dma-buf cannot be registered anew"));
+        }
         if let Some(pd) = change.pd {
             self.use_pd(pd)?;
         }

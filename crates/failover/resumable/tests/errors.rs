@@ -16,7 +16,7 @@ struct Pair {
 }
 
 fn pair(one_cq: bool) -> Pair {
-    let net = Net::default();
+    let net = Net::new(true);
     let hosts = [Host::new(&net, 0, 64, false), Host::new(&net, 1, 64, false)];
     let ends = [End::new(&hosts[0], one_cq, None), End::new(&hosts[1], one_cq, None)];
     connect(&hosts, &ends);
@@ -187,4 +187,35 @@ fn an_application_that_goes_to_err_and_resets_begins_anew() {
     let ends = [End::new(&p.hosts[0], true, None), End::new(&p.hosts[1], true, None)];
     connect(&p.hosts, &ends);
     assert_eq!(ends[0].qp.progress().outstanding_sends, 0);
+}
+
+/// A flush waits for a look at the other CQ, which another thread is at. What other QPs complete
+/// meanwhile comes all the same.
+#[test]
+fn a_flush_that_waits_for_its_reason_holds_nothing_back() {
+    for sources in [false, true] {
+        let net = Net::new(sources);
+        let hosts = [Host::new(&net, 0, 64, false), Host::new(&net, 1, 64, false)];
+        let failing = [End::new(&hosts[0], false, None), End::new(&hosts[1], true, None)];
+        let (cq, recv_cq) = (failing[0].cq.clone(), failing[0].recv_cq.clone());
+        let here = End::over(&hosts[0], cq.clone(), recv_cq.clone(), None);
+        let others = [here, End::new(&hosts[1], true, None)];
+        [&failing, &others].iter().for_each(|ends| connect(&hosts, ends));
+        failing[0].qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
+        failing[0].qp.post_send(&send_wr(2, SendOpcode::Send, true, &[])).unwrap();
+        net.time_out(hosts[0].id(0), failing[0].qp.qpn());
+        net.tell(hosts[0].id(0), false);
+        let elsewhere = cq.turn();
+        let poll = || others[0].poll(&recv_cq).iter().map(|wc| wc.wr_id).collect::<Vec<_>>();
+        assert_eq!(poll(), [], "the flush is kept back");
+        assert_eq!(hosts[0].events.take(), [], "its reason is not known");
+
+        others[0].qp.post_recv(&RecvWr { wr_id: 3, sges: &[] }).unwrap();
+        others[1].qp.post_send(&send_wr(4, SendOpcode::Send, true, &[])).unwrap();
+        net.execute(hosts[1].id(0), others[1].qp.qpn());
+        net.tell(hosts[0].id(0), false);
+        assert_eq!(poll(), [3], "sources: {sources}");
+        drop(elsewhere);
+        assert_eq!((poll(), hosts[0].events.take().len()), (vec![], 1), "now it is");
+    }
 }

@@ -4,13 +4,14 @@
 mod common;
 
 use common::mock::Net;
-use common::{connect, send_wr, End, Host};
+use common::{connect, send_wr, End, Host, WHILE_DELIVERING};
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use unbroken_types::{SendFlags, SendOpcode, Wc};
-use unbroken_verbs::{CompChannel, Cq, RecvWr};
+use unbroken_verbs::{CompChannel, Cq, Device, QpInit, RecvWr};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -25,8 +26,8 @@ fn watch(channel: &Arc<CompChannel>) -> Receiver<u64> {
 }
 
 /// Two ends, of which the second has a channel that is watched.
-fn watched() -> (Net, [Host; 2], [End; 2], Receiver<u64>) {
-    let net = Net::default();
+fn watched(sources: bool) -> (Net, [Host; 2], [End; 2], Receiver<u64>) {
+    let net = Net::new(sources);
     let hosts = [Host::new(&net, 0, 64, true), Host::new(&net, 1, 64, true)];
     let channel = CompChannel::new().unwrap();
     let ends = [End::new(&hosts[0], true, None), End::new(&hosts[1], true, Some(channel.clone()))];
@@ -43,7 +44,11 @@ fn deliver(net: &Net, hosts: &[Host; 2], ends: &[End; 2]) {
 
 #[test]
 fn every_event_that_was_asked_for_comes() {
-    let (net, hosts, ends, told) = watched();
+    [false, true].into_iter().for_each(every_event_comes);
+}
+
+fn every_event_comes(sources: bool) {
+    let (net, hosts, ends, told) = watched(sources);
     ends[1].cq.set_cookie(77);
     let sges = [hosts[1].sge(0, 8)];
     for round in 0..300u64 {
@@ -89,7 +94,11 @@ fn every_event_that_was_asked_for_comes() {
 /// woken any more.
 #[test]
 fn a_completion_that_comes_while_the_queues_are_armed_raises_the_event() {
-    let (net, hosts, ends, told) = watched();
+    [false, true].into_iter().for_each(one_that_comes_meanwhile_raises_it);
+}
+
+fn one_that_comes_meanwhile_raises_it(sources: bool) {
+    let (net, hosts, ends, told) = watched(sources);
     let (data, sges) = ([hosts[0].sge(0, 8)], [hosts[1].sge(0, 8)]);
     for wr_id in 0..3 {
         ends[1].qp.post_recv(&RecvWr { wr_id, sges: &sges }).unwrap();
@@ -109,7 +118,7 @@ fn a_completion_that_comes_while_the_queues_are_armed_raises_the_event() {
 /// Programs ask for an event as soon as a CQ is there, and make QPs then.
 #[test]
 fn an_event_that_was_asked_for_before_there_were_qps_comes() {
-    let net = Net::default();
+    let net = Net::new(true);
     let hosts = [Host::new(&net, 0, 64, true), Host::new(&net, 1, 64, true)];
     let channel = CompChannel::new().unwrap();
     let cq = Cq::new(256, Some(channel.clone()));
@@ -127,7 +136,7 @@ fn an_event_that_was_asked_for_before_there_were_qps_comes() {
 /// A flush that is held uses up the event of the device's CQ, and not the application's.
 #[test]
 fn what_is_kept_from_the_program_does_not_use_up_its_event() {
-    let net = Net::default();
+    let net = Net::new(true);
     let hosts = [Host::new(&net, 0, 64, true), Host::new(&net, 1, 64, true)];
     let channel = CompChannel::new().unwrap();
     let cq = Cq::new(256, Some(channel.clone()));
@@ -160,7 +169,7 @@ fn what_is_kept_from_the_program_does_not_use_up_its_event() {
 /// Two threads poll one CQ while a third lets the network work: nothing is lost or repeated.
 #[test]
 fn threads_that_poll_one_cq_see_each_completion_once() {
-    let net = Net::default();
+    let net = Net::new(true);
     let hosts = [Host::new(&net, 0, 64, false), Host::new(&net, 1, 64, false)];
     let ends = [End::new(&hosts[0], true, None), End::new(&hosts[1], true, None)];
     connect(&hosts, &ends);
@@ -204,5 +213,96 @@ fn threads_that_poll_one_cq_see_each_completion_once() {
         }
         stop.store(true, Ordering::Relaxed);
         assert!(seen.iter().all(|n| *n == 1));
+    });
+}
+
+/// Another thread has completions of a QP in its hands, out of the device's CQ, while the QP is
+/// destroyed: they are not in the program's CQ once that is over.
+#[test]
+fn what_a_destroyed_qp_had_completed_does_not_come_afterwards() {
+    let net = Net::new(true);
+    let hosts = [Host::new(&net, 0, 64, false), Host::new(&net, 1, 64, false)];
+    let ends = [End::new(&hosts[0], true, None), End::new(&hosts[1], true, None)];
+    connect(&hosts, &ends);
+    let cq = ends[0].cq.clone();
+    let _another = End::over(&hosts[0], cq.clone(), cq.clone(), None);
+    let sges = [hosts[0].sge(0, 8)];
+    for wr_id in 0..2 {
+        let mut wr = send_wr(wr_id, SendOpcode::Write, true, &sges);
+        (wr.remote_addr, wr.rkey) = (hosts[1].addr(0), hosts[1].keys.rkey);
+        ends[0].qp.post_send(&wr).unwrap();
+        deliver(&net, &hosts, &ends);
+    }
+    let (has_them, taken) = mpsc::channel();
+    let (is_gone, gone) = mpsc::channel::<()>();
+    let polled = cq.clone();
+    let poller = std::thread::spawn(move || {
+        WHILE_DELIVERING.set(Some(Box::new(move || {
+            has_them.send(()).unwrap();
+            // Whoever destroys the QP waits for us. If not, that is seen within this time.
+            let _ = gone.recv_timeout(Duration::from_millis(300));
+        })));
+        polled.poll(&mut [Wc::default()]).unwrap()
+    });
+    taken.recv_timeout(PATIENCE).unwrap();
+    ends[0].qp.destroy();
+    cq.purge(ends[0].qpn);
+    let _ = is_gone.send(());
+    poller.join().unwrap();
+    assert_eq!(cq.take(&mut [Wc::default(); 4]).unwrap(), 0);
+}
+
+/// QPs come and go on the CQ of another, on the same NIC (whose CQ grows) and on a second one,
+/// while one thread polls in vain and one sleeps: each completion comes once and in order, and
+/// nobody sleeps for ever.
+#[test]
+fn qps_that_come_and_go_do_not_disturb_those_that_stay() {
+    const COUNT: u64 = 3000;
+    let net = Net::new(true);
+    let hosts = [Host::new(&net, 0, 64, true), Host::new(&net, 1, 64, true)];
+    let channel = CompChannel::new().unwrap();
+    let ends = [End::new(&hosts[0], true, Some(channel.clone())), End::new(&hosts[1], true, None)];
+    connect(&hosts, &ends);
+    let told = watch(&channel);
+    let (cq, stop) = (&ends[0].cq, AtomicBool::new(false));
+    let until_stopped = |step: &dyn Fn()| {
+        while !stop.load(Ordering::Relaxed) {
+            step();
+            std::thread::yield_now();
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| until_stopped(&|| deliver(&net, &hosts, &ends)));
+        scope.spawn(|| until_stopped(&|| _ = cq.finds_nothing()));
+        scope.spawn(|| {
+            let init = QpInit { wc_qpn: None, standby: false, ..ends[0].init.clone() };
+            until_stopped(&|| {
+                let make = |nic: usize| hosts[0].nics[nic].create_holding_qp(&init).unwrap();
+                [0, 1, 0, 0, 1].map(make).iter().for_each(|qp| qp.destroy());
+            });
+        });
+        let ended = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            let (mut posted, mut done) = (0, 0);
+            let sges = [hosts[0].sge(0, 8)];
+            while done < COUNT {
+                let mut wr = send_wr(posted, SendOpcode::Write, true, &sges);
+                (wr.remote_addr, wr.rkey) = (hosts[1].addr(0), hosts[1].keys.rkey);
+                while posted < COUNT && ends[0].qp.post_send(&wr).is_ok() {
+                    posted += 1;
+                    wr.wr_id = posted;
+                }
+                cq.req_notify(false);
+                let got = ends[0].poll(cq);
+                if got.is_empty() {
+                    told.recv_timeout(PATIENCE).expect("an event");
+                }
+                for wc in got {
+                    assert_eq!((wc.wr_id, wc.status), (done, 0));
+                    done += 1;
+                }
+            }
+        }));
+        stop.store(true, Ordering::Relaxed);
+        ended.unwrap();
     });
 }

@@ -4,6 +4,7 @@ mod common;
 
 use common::mock::{Events, Net};
 use common::{End, Host, NICS};
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -241,4 +242,37 @@ fn regions_are_made_side_by_side_on_other_nics() {
         std::thread::yield_now();
     }
     assert!((2..=4).contains(&net.met()), "{} were made at the same time", net.met());
+}
+
+/// Descriptors of this process that are open on a file.
+fn open_on(path: &std::path::Path) -> usize {
+    let is_it = |fd: &std::fs::DirEntry| std::fs::read_link(fd.path()).is_ok_and(|to| to == path);
+    std::fs::read_dir("/proc/self/fd").unwrap().flatten().filter(is_it).count()
+}
+
+#[test]
+fn the_descriptor_of_a_dma_buf_is_kept_as_long_as_its_region() {
+    let net = Net::default();
+    let host = Host::new(&net, 0, 64, false);
+    let (file, path) = tempfile::NamedTempFile::new().unwrap().into_parts();
+    let make = |fd| host.view.reg_dmabuf_mr(host.pd, fd, 0, 8, 1 << 40, Access(15));
+    assert_eq!(make(-1).unwrap_err().errno(), libc::EBADF);
+    let before = net.regions(host.id(0));
+    let keys = make(file.as_raw_fd()).unwrap();
+    drop(file);
+    assert_eq!(open_on(&path), 1, "the program closes its own");
+    let there = host.memory.lkey_on(0, keys.lkey, 1).unwrap();
+    assert_eq!(net.region(host.id(1), there), (1 << 40, 8), "a NIC that stands in has it, too");
+
+    let change = MrChange { range: Some((host.addr(0), 8)), ..MrChange::default() };
+    for nic_lives in [true, false] {
+        if !nic_lives {
+            net.kill(host.id(0), None);
+        }
+        let refused = host.view.rereg_mr(keys.lkey, &change).unwrap_err();
+        assert_eq!(refused.errno(), libc::EINVAL, "its NIC lives: {nic_lives}");
+    }
+    assert_eq!(net.region(host.id(1), there), (1 << 40, 8), "it is what it was");
+    host.view.dereg_mr(keys.lkey).unwrap();
+    assert_eq!((net.regions(host.id(0)), open_on(&path)), (before, 0));
 }

@@ -160,7 +160,7 @@ struct Tally {
 
 fn run(seed: u64, tally: &mut Tally) {
     let rng = &mut Rng::new(seed);
-    let net = Net::default();
+    let net = Net::new(seed.is_multiple_of(2));
     let threads = seed.is_multiple_of(8);
     let hosts = [Host::new(&net, 0, BYTES, threads), Host::new(&net, 1, BYTES, threads)];
     for (h, host) in hosts.iter().enumerate() {

@@ -27,7 +27,8 @@ use unbroken_types::{Gid, PathAttr, UdDest};
 use unbroken_verbs::abi::{ibv_ah, ibv_ah_attr, ibv_pd};
 use unbroken_verbs::{Error, Result};
 
-/// Handles that are kept. A program that talks to more peers makes them anew each time round.
+/// Handles that are kept. Then the half that was not used for longest is ended: some devices (rxe)
+/// look at a handle when the datagram leaves, and a datagram that waits has used one of the last.
 const MOST: usize = 4096;
 /// Addresses that wait for a device's thread.
 const MOST_ASKED: usize = 1024;
@@ -43,12 +44,39 @@ struct Known {
     since: Instant,
     /// The thread has been asked, or somebody is at it.
     asked: bool,
+    /// When it was used last, or entered: in [`Handles::uses`].
+    used: u64,
+}
+
+impl Known {
+    fn use_at(&mut self, now: u64) -> Option<*mut ibv_ah> {
+        self.used = now;
+        self.handle.as_ref().map(|ah| ah.0)
+    }
 }
 
 #[derive(Default)]
 struct Handles {
     by_path: HashMap<PathAttr, Known>,
+    /// Uses and entries so far.
+    uses: u64,
     ended: bool,
+}
+
+impl Handles {
+    fn fresh(&mut self, asked: bool) -> Known {
+        self.uses += 1;
+        Known { handle: None, since: Instant::now(), asked, used: self.uses }
+    }
+
+    /// Takes out the half that was not used for longest.
+    fn take_old(&mut self) -> Vec<Object<ibv_ah>> {
+        let mut times: Vec<u64> = self.by_path.values().map(|known| known.used).collect();
+        times.sort_unstable();
+        let Some(since) = times.get(times.len() / 2).copied() else { return Vec::new() };
+        let old = self.by_path.extract_if(|_, known| known.used < since);
+        old.filter_map(|(_, known)| known.handle).collect()
+    }
 }
 
 /// What the thread needs, too.
@@ -116,8 +144,8 @@ impl Table {
         if handles.ended {
             return made.into_iter().for_each(|ah| self.end(ah));
         }
-        let known = Known { handle: None, since: Instant::now(), asked: false };
-        let known = handles.by_path.entry(path).or_insert(known);
+        let fresh = handles.fresh(false);
+        let known = handles.by_path.entry(path).or_insert(fresh);
         (known.since, known.asked) = (Instant::now(), false);
         let old = match made {
             Some(_) => std::mem::replace(&mut known.handle, made),
@@ -167,9 +195,11 @@ impl AddressHandles {
             self.table.enter(path, made.ok());
             error.map_or(Ok(()), Err)?;
         }
-        let handles = lock(&self.table.handles);
-        match handles.by_path.get(&path).and_then(|known| known.handle.as_ref()) {
-            Some(ah) => Ok(post(ah.0)),
+        let mut handles = lock(&self.table.handles);
+        handles.uses += 1;
+        let now = handles.uses;
+        match handles.by_path.get_mut(&path).and_then(|known| known.use_at(now)) {
+            Some(ah) => Ok(post(ah)),
             None => Err(self.table.no_way(to.gid, " yet: it is being looked for")),
         }
     }
@@ -198,14 +228,14 @@ impl AddressHandles {
                 return Ok(false);
             }
             _ if !room => {
-                let all: Vec<Known> = handles.by_path.drain().map(|(_, known)| known).collect();
-                all.into_iter().filter_map(|known| known.handle).for_each(|ah| self.table.end(ah));
+                handles.take_old().into_iter().for_each(|ah| self.table.end(ah));
             }
             _ => {}
         }
         let Some(resolver) = &self.resolver else { return Ok(true) };
         let asked = resolver.ask(&self.table, path);
-        handles.by_path.insert(path, Known { handle: None, since: Instant::now(), asked });
+        let fresh = handles.fresh(asked);
+        handles.by_path.insert(path, fresh);
         Ok(false)
     }
 
@@ -215,5 +245,30 @@ impl AddressHandles {
         handles.ended = true;
         let all: Vec<Known> = handles.by_path.drain().map(|(_, known)| known).collect();
         all.into_iter().filter_map(|known| known.handle).for_each(|ah| self.table.end(ah));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_used_last_is_kept() {
+        let mut handles = Handles::default();
+        let path = |flow_label| PathAttr { flow_label, ..PathAttr::default() };
+        assert!(handles.take_old().is_empty());
+        for label in 0..10 {
+            let mut known = handles.fresh(false);
+            known.handle = Some(Object(std::ptr::without_provenance_mut(1 + label as usize)));
+            handles.by_path.insert(path(label), known);
+        }
+        let now = handles.uses + 1;
+        assert!(handles.by_path.get_mut(&path(3)).unwrap().use_at(now).is_some());
+        let mut old: Vec<usize> = handles.take_old().iter().map(|ah| ah.0.addr() - 1).collect();
+        old.sort_unstable();
+        assert_eq!(old, [0, 1, 2, 4, 5]);
+        let mut kept: Vec<u32> = handles.by_path.keys().map(|path| path.flow_label).collect();
+        kept.sort_unstable();
+        assert_eq!(kept, [3, 6, 7, 8, 9]);
     }
 }

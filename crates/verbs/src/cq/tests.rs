@@ -455,3 +455,25 @@ fn a_source_is_polled_directly_while_its_driver_is_the_only_one() {
     assert!(!direct(), "none");
     assert_eq!(Arc::strong_count(&source), 2, "only its own queue still has it");
 }
+
+/// Who polls such a queue takes it for empty where he is given nothing: the reason of a failure, or
+/// what a program sleeps for, would stay there.
+#[test]
+fn a_source_is_polled_whatever_the_ring_of_its_queue_says() {
+    let (_, own, source, _) = with_provider();
+    let mut wcs = [Wc::default(); 3];
+    own.nudge(true);
+    source.answers.lock().unwrap().push(2);
+    assert_eq!(own.poll(&mut wcs).unwrap(), 2, "it was nudged");
+    own.nudge(false);
+
+    own.push(Wc { wr_id: 9, ..Wc::default() }, false);
+    source.answers.lock().unwrap().push(2);
+    assert_eq!(own.poll(&mut wcs).unwrap(), 3, "one is in the ring");
+    assert_eq!(wcs.map(|wc| wc.wr_id), [9, 2, 3]);
+
+    own.push(Wc::default(), false);
+    source.answers.lock().unwrap().push(-1);
+    assert_eq!(own.poll(&mut wcs).unwrap(), 1, "what is there is given before the loss is told");
+    assert_eq!(own.poll(&mut wcs).unwrap_err().errno(), libc::EIO);
+}

@@ -43,6 +43,12 @@ impl MrSource {
         }
     }
 
+    /// Whether a region of it may get other memory or rights: libibverbs changes no region of a
+    /// dma-buf, and where its NIC is dead nobody else would say so.
+    pub(super) fn can_change(&self) -> bool {
+        matches!(self, MrSource::Range { .. })
+    }
+
     /// The same, independent of the caller: programs close their descriptor once a region is made.
     pub(super) fn keep(&self) -> Result<MrSource> {
         Ok(match self {

@@ -5,6 +5,7 @@
 //! numbers of one NIC mean something else on another; a dying NIC may accept a post, or refuse it
 //! with any errno, and flushes late; what was executed may never be acknowledged.
 
+mod queue;
 mod verbs;
 
 use std::collections::{HashMap, VecDeque};
@@ -22,6 +23,7 @@ use unbroken_verbs::{
     ResumableQp, SendBatch, SendWr, Srq, SrqAttr, WindowType,
 };
 
+use queue::Queue;
 use verbs::MockNic;
 
 /// Names a NIC: the host, and which of its NICs.
@@ -60,6 +62,8 @@ struct Qp {
     recvs: VecDeque<Recv>,
     /// Completions that the NIC has not told yet.
     late: Vec<(bool, Wc, bool)>,
+    /// Where it completes, if not in rings: sends, receives.
+    queues: Option<[Arc<Queue>; 2]>,
     /// That it takes no receive of its SRQ any more is to be told.
     last_wqe: bool,
 }
@@ -89,6 +93,9 @@ struct State {
     fixed_cqs: bool,
     /// Registrations on this NIC wait until two are under way; how many are, and were at most.
     meet: Option<(NicId, usize, usize)>,
+    /// CQs have queues of a provider behind them; those that there are.
+    sources: bool,
+    queues: Vec<std::sync::Weak<Queue>>,
     /// All that was executed: sender, WR of the program as the sender's NIC knows it.
     executed: u64,
 }
@@ -182,6 +189,10 @@ impl Qp {
 
     fn tell(&mut self) {
         for (send, wc, solicited) in self.late.drain(..) {
+            if let Some([sends, recvs]) = &self.queues {
+                (if send { sends } else { recvs }).push(wc, solicited);
+                continue;
+            }
             let cq = if send { &self.init.send_cq } else { &self.init.recv_cq };
             assert!(cq.offer(wc, solicited), "the CQ was made too small");
         }
@@ -201,6 +212,22 @@ fn scatter(sges: &[Sge], mut data: &[u8]) -> bool {
 impl Net {
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap()
+    }
+
+    /// One whose NICs complete in queues that are polled in place of a ring, as those of the machine
+    /// do; or in rings.
+    pub fn new(sources: bool) -> Net {
+        let net = Net::default();
+        net.state().sources = sources;
+        net
+    }
+
+    /// What a NIC does when it is polled.
+    fn drive(&self, id: NicId) {
+        let tells = std::mem::take(&mut self.state().nics.get_mut(&id).unwrap().tells_when_polled);
+        if tells {
+            self.tell(id, false);
+        }
     }
 
     /// Opens a NIC.

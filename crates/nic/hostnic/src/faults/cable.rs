@@ -66,10 +66,15 @@ fn nft(script: &str) -> Result<()> {
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()?;
-        if let Some(mut stdin) = child.stdin.take() {
-            stdin.write_all(script.as_bytes())?;
+        let mut stdin = child.stdin.take();
+        let written = stdin.as_mut().map_or(Ok(()), |stdin| stdin.write_all(script.as_bytes()));
+        drop(stdin);
+        // One that has ended before it read all says why.
+        let done = child.wait_with_output()?;
+        if done.status.success() {
+            written?;
         }
-        child.wait_with_output()
+        Ok(done)
     };
     let done = run().map_err(|e| match e.kind() {
         io::ErrorKind::NotFound => Error::new(

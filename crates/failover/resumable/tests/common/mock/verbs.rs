@@ -1,6 +1,8 @@
 //! NICs of the mocked network and their QPs, as verbs have them.
 
 use super::*;
+use std::os::fd::RawFd;
+use std::sync::Weak;
 use unbroken_types::PdHandle;
 use unbroken_verbs::{Owner, Source};
 
@@ -36,9 +38,7 @@ impl Source for FixedCq {
 
 impl Driver for MockNic {
     fn drive(&self) {
-        if self.with(|nic| std::mem::take(&mut nic.tells_when_polled)) {
-            self.net.tell(self.id, false);
-        }
+        self.net.drive(self.id);
     }
 }
 
@@ -87,8 +87,15 @@ impl Device for MockNic {
         &self,
         entries: u32,
         channel: Option<Arc<CompChannel>>,
-        _: OverrunHook,
+        on_overrun: OverrunHook,
     ) -> Result<Arc<Cq>> {
+        if self.net.state().sources {
+            let queue = Queue::new(&self.net, self.id);
+            let cq = Cq::of_source(Owner::PROCESS, entries, channel, on_overrun, queue.clone())?;
+            queue.set_ring(&cq);
+            self.net.state().queues.push(Arc::downgrade(&queue));
+            return Ok(cq);
+        }
         let cq = match self.net.state().fixed_cqs {
             false => Cq::new(entries, channel),
             true => {
@@ -107,6 +114,9 @@ impl Device for MockNic {
     }
     fn create_qp(&self, init: &QpInit) -> Result<Arc<dyn DeviceQp>> {
         assert!(!init.suspend_on_error && init.qp_type == QpType::Rc);
+        let all = self.net.state().queues.clone();
+        let behind = |cq| all.iter().filter_map(Weak::upgrade).find(|queue| queue.is_behind(cq));
+        let queues = behind(&init.send_cq).zip(behind(&init.recv_cq)).map(<[_; 2]>::from);
         self.with(|nic| {
             if !nic.alive {
                 return Err(Error::device_gone("the NIC is dead"));
@@ -122,6 +132,7 @@ impl Device for MockNic {
                 sends,
                 recvs,
                 late: Vec::new(),
+                queues: queues.clone(),
                 last_wqe: false,
             };
             nic.qps.insert(qpn, qp);
@@ -131,6 +142,7 @@ impl Device for MockNic {
                 qpn,
                 sends: init.send_cq.clone(),
                 recvs: init.recv_cq.clone(),
+                queues,
             };
             Ok(Arc::new(qp) as Arc<dyn DeviceQp>)
         })
@@ -182,6 +194,21 @@ impl MemoryDomain for MockNic {
             Ok(MrKeys { lkey: key, rkey })
         })
     }
+    fn reg_dmabuf_mr(
+        &self,
+        pd: PdHandle,
+        fd: RawFd,
+        _offset: u64,
+        len: u64,
+        iova: u64,
+        access: Access,
+    ) -> Result<MrKeys> {
+        // SAFETY: fcntl with integers.
+        if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
+            return Err(Error::new(libc::EBADF, "no descriptor"));
+        }
+        self.reg_mr(pd, iova, len, iova, access)
+    }
     fn rereg_mr(&self, lkey: u32, change: &MrChange) -> Result<()> {
         self.with(|nic| {
             let region =
@@ -226,6 +253,7 @@ struct MockQp {
     qpn: u32,
     sends: Arc<Cq>,
     recvs: Arc<Cq>,
+    queues: Option<[Arc<Queue>; 2]>,
 }
 
 impl MockQp {
@@ -337,6 +365,7 @@ impl DeviceQp for MockQp {
         self.net.state().nics.get_mut(&self.id).unwrap().qps.remove(&self.qpn);
         self.sends.purge(self.qpn);
         self.recvs.purge(self.qpn);
+        self.queues.iter().flatten().for_each(|queue| queue.purge(self.qpn));
     }
 }
 
