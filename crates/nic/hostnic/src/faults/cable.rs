@@ -21,7 +21,17 @@ pub(super) fn cut(device: &str) -> Result<()> {
              right is 'nic {device} down', or a port of its switch that is set down"
         )));
     }
+    if !is_plain(&interface) {
+        return Err(Error::invalid(format!(
+            "nft takes the name of the interface '{interface}' for something else; rename it"
+        )));
+    }
     nft(&rules(device, &interface))
+}
+
+/// Whether nftables takes an interface's name as it is: a `*` at its end would stand for others.
+fn is_plain(interface: &str) -> bool {
+    interface.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-.@+".contains(&b))
 }
 
 /// Mends it. One that is not cut is mended.
@@ -110,6 +120,12 @@ mod tests {
             assert!(rules.lines().any(|line| line == chain), "{rules}");
             assert!(rules.lines().any(|line| line == drop), "{rules}");
         }
+    }
+
+    #[test]
+    fn no_interface_is_cut_but_the_one_that_is_named() {
+        assert!(["eth0", "br-0_1.20", "veth@x+"].into_iter().all(is_plain));
+        assert!(!["eth*", "a\"b", "a\\", "a;b", "ü"].into_iter().any(is_plain));
     }
 
     #[test]
