@@ -64,7 +64,9 @@ static void registration(void)
         .length = 64, .access = IBV_ACCESS_LOCAL_WRITE, .comp_mask = ADDR, .addr = p.memory
     };
     struct ibv_mr *mr = reg_mr_ex(p.pd, &a);
-    int wrong[][2] = { { FD, EOPNOTSUPP },
+    int wrong[][2] = { { FD | FD_OFFSET | IOVA, EOPNOTSUPP },
+                       { FD, EINVAL },
+                       { FD | ADDR, EINVAL },
                        { ADDR | DMAH, EOPNOTSUPP },
                        { ADDR | 1 << 20, EOPNOTSUPP },
                        { 0, EINVAL },

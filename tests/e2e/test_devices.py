@@ -298,12 +298,15 @@ def test_a_cable_that_is_cut_by_a_fault(logs, ends):
         client, server = pair.perftest("ib_write_bw", "-s", 65536, "-D", 15)
         pair.flowing("A0")
         said = link_fault(pair, "set", "cable rxeA0 cut")
-        assert "A0 drops all" in said and "until `unbroken fault clear`" in said
+        assert "A0 loses all" in said and "until `unbroken fault clear`" in said
         try:
             assert "LOWER_UP" in sh("ip link show A0") and "rxeA0" in tables()
             pair.flowing("A1")
             assert "cable rxeA0 cut" in link_fault(pair, "list")
             link_fault(pair, "set", "cable rxeA0 cut")
+            other = f"{BUILD}/unbroken --runtime /tmp/other"
+            with pytest.raises(Failure, match="by a fault of another runtime folder"):
+                sh(f"{other} fault set 'cable rxeA0 cut'")
             before = sent("B0")
             pair.succeed(90, client, server)
             assert sent("B0") - before < 100_000
@@ -316,6 +319,19 @@ def test_a_cable_that_is_cut_by_a_fault(logs, ends):
         finally:
             sh("nft add table netdev unbroken_cable_rxeA0")
             sh("nft delete table netdev unbroken_cable_rxeA0")
+
+
+def test_a_cable_that_is_cut_ends_programs_by_their_own_retries(logs):
+    """As a real one does, without us: nobody tells the sender that nothing leaves."""
+    with Pair(logs, protected=False) as pair:
+        client, server = pair.perftest("ib_write_bw", "-s", 65536, "-n", 1_000_000)
+        pair.flowing("A0")
+        link_fault(pair, "set", "cable rxeA0 cut")
+        try:
+            wait_until(client.ended, 60, "the end of the program")
+            assert "transport retry counter exceeded" in client.output(), client.output()
+        finally:
+            link_fault(pair, "clear", "cable rxeA0")
 
 
 def test_a_link_is_of_root_alone(logs):

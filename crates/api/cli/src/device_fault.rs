@@ -66,7 +66,7 @@ fn break_interface(
     let what = What::Fault { fault: fault.to_string(), lasts_us: None, every_us: None };
     log(runtime, what, set.from_us)?;
     let what = match fault.harm {
-        Harm::CableCut => "drops all that it would send and receive",
+        Harm::CableCut => "loses all that it would send and receive",
         _ => "is down",
     };
     print(&format!(

@@ -1,12 +1,15 @@
 //! The cable of a software device (rxe, siw) is cut: whatever its network interface would send or
-//! receive is dropped, without a word to anybody.
+//! receive is lost, without a word to anybody.
 //!
-//! What drops it are two chains of nftables at the interface itself, in a table that has the
-//! device's name, so that it can be taken away when the device is gone. A NIC that sends its
-//! packets itself never asks the kernel, and is refused.
+//! Two chains of nftables at the interface itself do that, in a table that has the device's name,
+//! so that it can be taken away when the device is gone. What comes in is dropped. What goes out is
+//! addressed to the interface's own Ethernet address, which nobody takes, and a switch does not
+//! hand on: were it dropped, the sender would be told (rxe then sends again for ever, and no retry
+//! is counted). A NIC that sends its packets itself never asks the kernel, and is refused.
 
 use super::link::interface_of_link;
 use crate::counters::SYSFS;
+use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -26,7 +29,30 @@ pub(super) fn cut(device: &str) -> Result<()> {
             "nft takes the name of the interface '{interface}' for something else; rename it"
         )));
     }
-    nft(&rules(device, &interface))
+    let address = fs::read_to_string(Path::new("/sys/class/net").join(&interface).join("address"));
+    let address = address.unwrap_or_default();
+    if !is_ethernet(address.trim()) {
+        return Err(Error::unsupported(format!(
+            "the interface '{interface}' has no Ethernet address; its cable cannot be cut from here"
+        )));
+    }
+    nft(&rules(device, &interface, address.trim()))
+}
+
+/// Whether it is cut, by whomever.
+pub(super) fn is_cut(device: &str) -> bool {
+    let list = ["list", "table", "netdev", &table(device)];
+    let quiet = |command: &mut Command| {
+        command.args(list).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status()
+    };
+    quiet(&mut Command::new("nft")).is_ok_and(|status| status.success())
+}
+
+/// Whether it is an Ethernet address that is somebody's.
+fn is_ethernet(address: &str) -> bool {
+    let bytes: Vec<Option<u8>> =
+        address.split(':').map(|byte| u8::from_str_radix(byte, 16).ok()).collect();
+    bytes.len() == 6 && bytes.iter().all(Option::is_some) && bytes.iter().any(|b| *b != Some(0))
 }
 
 /// Whether nftables takes an interface's name as it is: a `*` at its end would stand for others.
@@ -52,18 +78,18 @@ fn table(device: &str) -> String {
 }
 
 /// The table anew. It is there as a whole or not at all.
-fn rules(device: &str, interface: &str) -> String {
+fn rules(device: &str, interface: &str, address: &str) -> String {
     let table = table(device);
-    let chain = |hook: &str| {
+    let chain = |hook: &str, rule: &str| {
         let at = format!("type filter hook {hook} device \"{interface}\" priority -500");
         format!(
-            "add chain netdev {table} {hook} {{ {at}; }}\nadd rule netdev {table} {hook} drop\n"
+            "add chain netdev {table} {hook} {{ {at}; }}\nadd rule netdev {table} {hook} {rule}\n"
         )
     };
     format!(
         "add table netdev {table}\ndelete table netdev {table}\nadd table netdev {table}\n{}{}",
-        chain("ingress"),
-        chain("egress")
+        chain("ingress", "drop"),
+        chain("egress", &format!("ether daddr set {address}"))
     )
 }
 
@@ -109,14 +135,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_ways_of_the_interface_are_dropped_in_a_table_of_the_device() {
-        let rules = rules("rxe-0.1", "eth0");
-        for hook in ["ingress", "egress"] {
+    fn both_ways_of_the_interface_are_lost_in_a_table_of_the_device() {
+        let rules = rules("rxe-0.1", "eth0", "02:00:00:00:00:01");
+        let lost = [("ingress", "drop"), ("egress", "ether daddr set 02:00:00:00:00:01")];
+        for (hook, rule) in lost {
             let chain = format!(
                 "add chain netdev unbroken_cable_rxe-0.1 {hook} {{ type filter hook {hook} device \
                  \"eth0\" priority -500; }}"
             );
-            let drop = format!("add rule netdev unbroken_cable_rxe-0.1 {hook} drop");
+            let drop = format!("add rule netdev unbroken_cable_rxe-0.1 {hook} {rule}");
             assert!(rules.lines().any(|line| line == chain), "{rules}");
             assert!(rules.lines().any(|line| line == drop), "{rules}");
         }
@@ -126,6 +153,15 @@ mod tests {
     fn no_interface_is_cut_but_the_one_that_is_named() {
         assert!(["eth0", "br-0_1.20", "veth@x+"].into_iter().all(is_plain));
         assert!(!["eth*", "a\"b", "a\\", "a;b", "ü"].into_iter().any(is_plain));
+    }
+
+    #[test]
+    fn addresses_are_those_of_ethernet() {
+        assert!(is_ethernet("52:54:00:ab:cd:0f"));
+        let infiniband = ["00"; 20].join(":");
+        for other in ["", "00:00:00:00:00:00", "52:54:00:ab:cd", "x2:54:00:ab:cd:0f", &infiniband] {
+            assert!(!is_ethernet(other), "{other}");
+        }
     }
 
     #[test]

@@ -253,6 +253,11 @@ impl DeviceFaults {
                 "fault '{fault}': the interface '{interface}' is down already, and not by a fault"
             )));
         }
+        if !is_ours && fault.harm == Harm::CableCut && cable::is_cut(&fault.device) {
+            return Err(Error::invalid(format!(
+                "fault '{fault}': it is cut already, by a fault of another runtime folder"
+            )));
+        }
         // It is in the table first: what breaks an interface must be known to whoever clears.
         let set = self.write_down(fault, when)?;
         break_interface(fault).inspect_err(|_| {

@@ -48,7 +48,7 @@ pub const DEVICE_FAULT_FORMS: &[DeviceFaultForm] = &[
     },
     DeviceFaultForm {
         example: "cable rxe0 cut",
-        does: "a software device: its interface drops all, for all that use it, until `fault clear` (root)",
+        does: "a software device: its interface loses all, for all that use it, until `fault clear` (root)",
     },
 ];
 
@@ -122,7 +122,7 @@ pub enum Harm {
     Event(i32),
     /// Its network interface is down, for all that use it.
     LinkDown,
-    /// Its network interface drops all that it would send and receive, for all that use it.
+    /// Its network interface loses all that it would send and receive, for all that use it.
     CableCut,
 }
 
