@@ -23,8 +23,8 @@ SECONDS = 120
 # By how much batches of the same calls differ at most, and how many must be alike.
 ALIKE = 0.02
 LEAST_BATCHES = 3
-# The most instructions that failover may add to a call; `post_list` posts eight sends. (20 are wanted of an empty poll: the two
-# counts whose difference is taken vary by four.)
+# The most instructions that failover may add to a call; `post_list` posts eight sends. (20 are
+# wanted of an empty poll: the two counts whose difference is taken vary by four.)
 LIMITS = {
     # A physical QP that holds its own work: a branch.
     "full": {"post_send": 40, "post_list": 320, "post_recv": 40, "empty_poll": 24},

@@ -9,7 +9,7 @@
 //! front. Invariants: a receive is taken by one QP at a time; receives are taken in the order in
 //! which they were posted, those that came back first.
 //!
-//! A device whose SRQs are its own is *lent* receives in small batches, by a feeder that is told of
+//! A device whose SRQs are its own is *lent* a share of the receives, by a feeder that is told of
 //! each post ([`Srq::attach`]). What is lent counts as posted until it is used, or comes back.
 //!
 //! The limit: *disarmed* → *armed* (by [`Srq::modify`]) → fewer receives than the limit → the owner

@@ -124,8 +124,8 @@ impl ProviderCq {
         members.insert(qpn, Arc::downgrade(member));
     }
 
-    /// Not the one that has the number by now, if that is another. Whoever has completions of the
-    /// QP in his hands has delivered them when this returns.
+    /// Not the one that has the number by now, if that is another. Whoever is delivering
+    /// completions of the QP has done so when this returns.
     fn remove(&self, app: &Cq, qpn: u32, member: &dyn Member) {
         let own = std::ptr::from_ref(member).cast::<()>();
         let mut members = self.members.write().unwrap_or_else(PoisonError::into_inner);
@@ -163,11 +163,11 @@ impl ProviderCq {
         }
     }
 
-    /// Hands out `first`, which came out of the device's CQ, and what is there besides. The caller
+    /// Dispatches `first`, which came out of the device's CQ, and what is there besides. The caller
     /// has the turn of the application's CQ.
     fn bring_in_turn(&self, first: &[Wc]) -> bool {
         let PollState { wcs, unsettled, nudged } = &mut *lock(&self.state);
-        self.hand_out(first, unsettled);
+        self.dispatch(first, unsettled);
         let mut empty = false;
         // Fewer than were asked for: those were all.
         let more = first.is_empty() || first.len() == BATCH || !unsettled.is_empty();
@@ -176,7 +176,7 @@ impl ProviderCq {
                 self.overran();
                 return true;
             };
-            self.hand_out(&wcs[..n], unsettled);
+            self.dispatch(&wcs[..n], unsettled);
             empty = n == 0;
             if n < BATCH && (empty || unsettled.is_empty()) {
                 break;
@@ -192,7 +192,7 @@ impl ProviderCq {
         empty
     }
 
-    fn hand_out(&self, wcs: &[Wc], unsettled: &mut Vec<Arc<dyn Member>>) {
+    fn dispatch(&self, wcs: &[Wc], unsettled: &mut Vec<Arc<dyn Member>>) {
         for run in wcs.chunk_by(|a, b| a.qp_num == b.qp_num) {
             // One that was destroyed meanwhile wants its completions no more.
             let Some(member) = self.member(run[0].qp_num) else { continue };

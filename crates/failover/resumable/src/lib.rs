@@ -4,21 +4,22 @@
 //! own. What a switch needs beyond that is supplied here, once, so that everything above sees a
 //! [`Device`](unbroken_verbs::Device) with the capabilities `holds` and `shared_objects`:
 //!
-//! - [`ResumableDevice`] wraps an open device. Its RC QPs keep a journal (`unbroken-journal`): they hold on
-//!   failure, stop, and take over work. UD and UC QPs pass through; they cannot be moved.
+//! - [`ResumableDevice`] wraps an open device. Its RC QPs keep a journal (`unbroken-journal`): they
+//!   hold on failure, stop, and take over work. UD and UC QPs pass through; they cannot be moved.
 //! - [`LogicalMemory`] is the process's table of protection domains and regions, with a handle on
 //!   each NIC. Local keys are translated where a QP is away from the NIC whose keys the application
 //!   has; remote keys by what the peer has said ([`unbroken_verbs::RemoteKeys`]).
 //! - The application's CQ stays the ring that it is. Behind it each device has a CQ of its own,
 //!   whose completions are brought over by whoever polls, or by a thread of the device where the
 //!   application waits for an event.
-//! - The application's SRQ stays the queue that it is. Each device's own is fed from it in small
-//!   batches.
+//! - The application's SRQ stays the queue that it is. Each device's own is lent a share of its
+//!   receives.
 //!
 //! ```no_run
 //! # use std::sync::Arc;
-//! # fn f(open: impl Fn(usize, Arc<dyn unbroken_verbs::EventSink>) -> unbroken_verbs::Result<Arc<dyn unbroken_verbs::Device>>,
-//! #      sink: Arc<dyn unbroken_verbs::EventSink>, host: unbroken_resumable::Host) -> unbroken_verbs::Result<()> {
+//! # use unbroken_verbs::{Device, EventSink, Result};
+//! # fn f(open: impl Fn(usize, Arc<dyn EventSink>) -> Result<Arc<dyn Device>>,
+//! #      sink: Arc<dyn EventSink>, host: unbroken_resumable::Host) -> Result<()> {
 //! use unbroken_resumable::{ResumableDevice, LogicalMemory, EventInterceptor};
 //! let memory = LogicalMemory::new(2, host.spawn);             // once in a process
 //! let interceptor = EventInterceptor::new(sink); // for each device, each time it is opened

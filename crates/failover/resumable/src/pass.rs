@@ -22,7 +22,7 @@ pub(crate) struct PassedQp {
     one_life: bool,
     /// The NIC whose local keys the application has.
     default: usize,
-    /// Until it is destroyed: a poller may have the QP in its hands for a moment longer.
+    /// Until it is destroyed: a poller may use the QP for a moment longer.
     pd: Mutex<Option<PdUse>>,
     sends: CqReservation,
     recvs: CqReservation,

@@ -78,7 +78,7 @@ pub(crate) struct JournaledQp {
     away: bool,
     /// That NIC has not all of those keys itself any more.
     foreign: Arc<AtomicBool>,
-    /// Until it is destroyed: a poller may have the QP in its hands for a moment longer.
+    /// Until it is destroyed: a poller may use the QP for a moment longer.
     pd: Mutex<Option<PdUse>>,
     srq: Option<SrqUse>,
     sends: CqReservation,

@@ -4,8 +4,8 @@
 //! QPs on several devices. So the receives stay in the application's queue, and each device is lent
 //! its share ([`Srq::lend`]): half, where it is the only one, so that the next device finds some.
 //! Whatever the device has may complete at any QP: there is room for all of it at each CQ that QPs
-//! take it to. What a QP had taken as it failed is given to the device again, which has other QPs; what a device has when
-//! the last QP leaves it goes back to the front.
+//! take it to. What a QP had taken as it failed is given to the device again, which has other QPs;
+//! what a device has when the last QP leaves it goes back to the front.
 //!
 //! With very few receives, and QPs on more devices than that, one device may have what another
 //! waits for, until a message uses it.

@@ -216,7 +216,7 @@ fn threads_that_poll_one_cq_see_each_completion_once() {
     });
 }
 
-/// Another thread has completions of a QP in its hands, out of the device's CQ, while the QP is
+/// Another thread delivers completions of a QP, out of the device's CQ, while the QP is
 /// destroyed: they are not in the program's CQ once that is over.
 #[test]
 fn what_a_destroyed_qp_had_completed_does_not_come_afterwards() {

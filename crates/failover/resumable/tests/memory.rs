@@ -145,7 +145,7 @@ fn a_region_is_made_while_its_default_nic_is_dead_and_after_it_was_replaced() {
     assert_eq!(all.len(), 8, "{fresh:?} {early:?} {lent:?}");
 }
 
-/// Whoever polls may have a QP in its hands for a moment after it was destroyed: its domain is free
+/// Whoever polls may use a QP for a moment after it was destroyed: its domain is free
 /// all the same.
 #[test]
 fn a_destroyed_qp_does_not_keep_its_domain() {

@@ -48,7 +48,8 @@ pub const DEVICE_FAULT_FORMS: &[DeviceFaultForm] = &[
     },
     DeviceFaultForm {
         example: "cable rxe0 cut",
-        does: "a software device: its interface loses all, for all that use it, until `fault clear` (root)",
+        does: "a software device: its interface loses all, for all that use it, until \
+               `fault clear` (root)",
     },
 ];
 
