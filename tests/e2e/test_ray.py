@@ -20,10 +20,14 @@ from lib.wheel import build, clean
 
 pytestmark = [pytest.mark.ray, pytest.mark.serial, pytest.mark.slow]
 SECONDS = 180
-OPTIONS = "--hosts 32 --share 0.27 --lost 1-4 --patterns 30 --seed 5"
-KEYWORDS = "Cluster(hosts=32), Job(share=0.27), lost=(1, 4), patterns=30, seed=5"
-RESULTS = 4 * 30
+# Some seconds of one core: what is done to a sweep comes while it runs.
+PATTERNS = 500
+OPTIONS = f"--hosts 32 --share 0.27 --lost 1-4 --patterns {PATTERNS} --seed 5"
+KEYWORDS = f"Cluster(hosts=32), Job(share=0.27), lost=(1, 4), patterns={PATTERNS}, seed=5"
+RESULTS = 4 * PATTERNS
 LONG_PATTERNS = 2000
+# More than is computed while any node's worker starts.
+ENDLESS_PATTERNS = 100_000
 
 
 @pytest.fixture(scope="module")
@@ -75,15 +79,7 @@ def results(file: Path) -> int:
 
 
 def test_a_sweep_is_the_local_one(cluster, local, tmp_path):
-    words = line(*on(cluster))
-    process = subprocess.Popen(words, env=cluster.env, stdout=subprocess.PIPE, text=True)
-    try:
-        ended = lambda: process.poll() is not None
-        wait_until(lambda: cluster.computing() == set(NODES) or ended(), SECONDS, "both nodes")
-        assert not ended(), "one node has computed all"
-        assert process.communicate(timeout=SECONDS)[0] == local
-    finally:
-        process.kill()
+    assert sweep(*on(cluster), env=cluster.env) == local
     # Half of it is there, and a line is cut off.
     file = tmp_path / "sweep.jsonl"
     assert sweep("--resume", file) == local
@@ -93,6 +89,19 @@ def test_a_sweep_is_the_local_one(cluster, local, tmp_path):
     assert sorted(file.read_text().splitlines()) == sorted("".join(lines).splitlines())
     # Nothing is left to do: no cluster is needed.
     assert sweep("--resume", file, "--ray", "127.0.0.1:1", "--python", "/none") == local
+
+
+def test_all_nodes_compute(cluster):
+    words = line(*on(cluster))
+    words[words.index("--patterns") + 1] = str(ENDLESS_PATTERNS)
+    process = subprocess.Popen(words, env=cluster.env, stdout=subprocess.PIPE, text=True)
+    ended = lambda: process.poll() is not None
+    try:
+        wait_until(lambda: cluster.computing() == set(NODES) or ended(), SECONDS, "both nodes")
+        assert not ended(), "one node has computed all"
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=SECONDS)
 
 
 def test_a_sweep_that_is_interrupted_goes_on(cluster, local, tmp_path):

@@ -5,15 +5,16 @@
 //! publish, unpublish ──> waiting ── the thread takes all ──> writing ── one transaction ──> done
 //! ```
 //!
-//! Of each QP only the last change waits, so the queue is bounded by [`MAX_WAITING`] QPs. What
-//! waits or is being written counts as entered for look-ups of this process.
+//! Of each QP only the last change waits, so the queue is bounded by [`MAX_OWN`] QPs. What this
+//! process has entered it knows itself: QPs that it connects to one another are found at once,
+//! whoever has the turn at the file.
 //!
 //! Failure cases: a transaction that fails is told ([`News::Refused`]) and not tried again: the
 //! QPs stay unprotected, as those of a directory that is full. A process that ends or is killed
 //! before an entry is written takes nothing with it that others know. In a forked child there is no
 //! thread, and nothing is done.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -24,8 +25,8 @@ use crate::error::{DirectoryError, Result};
 use crate::lmdb::{Lmdb, QpChange};
 use crate::record::{MovedQp, ProcessRecord, KEY_BYTES};
 
-/// QPs whose entries may wait.
-const MAX_WAITING: usize = 1 << 20;
+/// QPs of a process, and of those how many whose entries may wait.
+const MAX_OWN: usize = 1 << 20;
 /// Changes of one transaction: others wait for its turn.
 const BATCH: usize = 256;
 /// For so long the end waits for the thread.
@@ -36,25 +37,56 @@ type Name = (Gid, u32);
 #[derive(Default)]
 struct Queue {
     waiting: BTreeMap<Name, QpChange>,
-    writing: BTreeMap<Name, QpChange>,
+    /// What is being taken out of the file.
+    leaving: BTreeSet<Name>,
+    /// QPs of this process: incarnation and connection.
+    own: BTreeMap<Name, (u64, u32)>,
+    /// Where this process can be reached, by incarnation.
+    processes: BTreeMap<u64, ProcessRecord>,
     closing: bool,
     ended: bool,
 }
 
 impl Queue {
-    fn get(&self, name: &Name) -> Option<&QpChange> {
-        self.waiting.get(name).or_else(|| self.writing.get(name))
+    /// What this process knows of a QP without the file.
+    fn find(&self, name: &Name) -> Option<Found> {
+        if let Some(&(incarnation, connection)) = self.own.get(name) {
+            let process = self.processes.get(&incarnation)?.clone();
+            return Some(Found::Peer { incarnation, connection, process });
+        }
+        let left = self.waiting.contains_key(name) || self.leaving.contains(name);
+        left.then_some(Found::Nobody)
+    }
+
+    fn put(&mut self, name: Name, change: QpChange) -> Result<()> {
+        let room = |len: usize, known: bool| len < MAX_OWN || known;
+        let mut fits = room(self.waiting.len(), self.waiting.contains_key(&name));
+        if let QpChange::Enter { incarnation, connection } = change {
+            fits &= room(self.own.len(), self.own.contains_key(&name));
+            if fits {
+                self.own.insert(name, (incarnation, connection));
+            }
+        } else {
+            self.own.remove(&name);
+        }
+        if !fits {
+            let what = format!("a process has at most {MAX_OWN} QPs in the directory");
+            return Err(DirectoryError::Record(what));
+        }
+        self.waiting.insert(name, change);
+        Ok(())
     }
 
     /// What to write now.
     fn take(&mut self) -> Vec<(Name, QpChange)> {
-        let mut taken = BTreeMap::new();
+        let mut taken = Vec::new();
         while taken.len() < BATCH {
-            let Some((name, change)) = self.waiting.pop_first() else { break };
-            taken.insert(name, change);
+            let Some(next) = self.waiting.pop_first() else { break };
+            taken.push(next);
         }
-        self.writing = taken.clone();
-        taken.into_iter().collect()
+        let leaving = taken.iter().filter(|(_, change)| *change == QpChange::TakeOut);
+        self.leaving = leaving.map(|(name, _)| *name).collect();
+        taken
     }
 }
 
@@ -102,12 +134,7 @@ impl Deferred {
     }
 
     fn change(&self, name: Name, change: QpChange) -> Result<()> {
-        let mut queue = self.queue()?;
-        if queue.waiting.len() >= MAX_WAITING && !queue.waiting.contains_key(&name) {
-            let what = format!("entries of {MAX_WAITING} QPs wait for their turn already");
-            return Err(DirectoryError::Record(what));
-        }
-        queue.waiting.insert(name, change);
+        self.queue()?.put(name, change)?;
         self.shared.work.notify_one();
         Ok(())
     }
@@ -127,7 +154,7 @@ fn run(inner: Arc<Lmdb>, shared: &Shared, news: &(dyn Fn(News) + Send + Sync)) {
             return;
         }
         let written = inner.change_qps(&changes);
-        shared.lock().writing.clear();
+        shared.lock().leaving.clear();
         if let Err(e) = written {
             news(News::Refused(e.to_string()));
         }
@@ -140,8 +167,8 @@ impl Directory for Deferred {
     }
 
     fn ask_qp(&self, gid: Gid, qpn: u32) -> Result<Found> {
-        let own = self.queue()?.get(&(gid, qpn)).copied();
-        self.inner.find(gid, qpn, own)
+        let known = self.queue()?.find(&(gid, qpn));
+        known.map_or_else(|| self.inner.find(gid, qpn), Ok)
     }
 
     fn publish_qp(&self, gid: Gid, qpn: u32, incarnation: u64, connection: u32) -> Result<()> {
@@ -153,20 +180,18 @@ impl Directory for Deferred {
     }
 
     fn lookup_qp(&self, gid: Gid, qpn: u32) -> Result<Option<(u64, u32)>> {
-        let own = self.queue()?.get(&(gid, qpn)).copied();
-        match own {
-            Some(QpChange::Enter { incarnation, connection }) => {
-                Ok(Some((incarnation, connection)))
-            }
-            _ => self.inner.lookup_qp(gid, qpn),
-        }
+        let own = self.queue()?.own.get(&(gid, qpn)).copied();
+        own.map_or_else(|| self.inner.lookup_qp(gid, qpn), |known| Ok(Some(known)))
     }
 
     fn publish_process(&self, incarnation: u64, record: &ProcessRecord) -> Result<()> {
-        self.inner.publish_process(incarnation, record)
+        self.inner.publish_process(incarnation, record)?;
+        self.queue()?.processes.insert(incarnation, record.clone());
+        Ok(())
     }
 
     fn unpublish_process(&self, incarnation: u64) -> Result<()> {
+        self.queue()?.processes.remove(&incarnation);
         self.inner.unpublish_process(incarnation)
     }
 
@@ -248,23 +273,23 @@ mod tests {
         let start = Instant::now();
         for qpn in 0..1000 {
             directory.publish_qp(gid(1), qpn, 11, qpn).unwrap();
+            let peer = Found::Peer { incarnation: 11, connection: qpn, process: process() };
+            assert_eq!(directory.ask_qp(gid(1), qpn).unwrap(), peer, "one's own needs no turn");
             assert_eq!(directory.ask_qp(gid(2), qpn).unwrap(), Found::Later);
             directory.unpublish_qp(gid(1), 2000 + qpn).unwrap();
         }
         let took = start.elapsed();
         drop(turn);
         assert!(took < Duration::from_millis(500), "{took:?}");
-        let found = |qpn| loop {
-            match directory.ask_qp(gid(1), qpn).unwrap() {
-                Found::Later => std::thread::yield_now(),
-                found => return found,
-            }
-        };
         for qpn in 0..1000 {
-            let peer = Found::Peer { incarnation: 11, connection: qpn, process: process() };
-            assert_eq!(found(qpn), peer);
+            while directory.inner.lookup_qp(gid(1), qpn).unwrap() != Some((11, qpn)) {
+                assert!(start.elapsed() < Duration::from_secs(30), "QP {qpn} is not entered");
+                std::thread::yield_now();
+            }
         }
-        assert_eq!(found(2000), Found::Nobody);
+        assert_eq!(directory.inner.lookup_qp(gid(1), 2000).unwrap(), None);
+        directory.unpublish_qp(gid(1), 0).unwrap();
+        assert_eq!(directory.ask_qp(gid(1), 0).unwrap(), Found::Nobody, "at once");
         drop(directory);
         // Whatever waited is written before it closes, and it can be opened again at once.
         drop(open(&runtime));

@@ -188,9 +188,8 @@ impl Lmdb {
         }
     }
 
-    /// Finds a QP and its process, if it is nobody's turn at the file just now. `own`: what is to
-    /// be done about it, where it is this process's.
-    pub(crate) fn find(&self, gid: Gid, qpn: u32, own: Option<QpChange>) -> Result<Found> {
+    /// Finds a QP and its process, if it is nobody's turn at the file just now.
+    pub(crate) fn find(&self, gid: Gid, qpn: u32) -> Result<Found> {
         let failed = |e| DirectoryError::store(&self.path, "look a QP up", &e);
         if self.is_forked() {
             return Err(DirectoryError::Forked);
@@ -202,20 +201,14 @@ impl Lmdb {
         let (env, _turn) = self.with_turn(turn)?;
         let txn = env.read_txn().map_err(failed)?;
         let get = |table: Table, key: &[u8]| table.get(&txn, key).map_err(failed);
-        let (incarnation, connection) = match own {
-            Some(QpChange::Enter { incarnation, connection }) => (incarnation, connection),
-            Some(QpChange::TakeOut) => return Ok(Found::Nobody),
-            None => {
-                let Some(bytes) = get(self.qps, &qp_key(gid, qpn))? else {
-                    return Ok(Found::Nobody);
-                };
-                let record = QpRecord::decode(bytes).ok_or_else(|| self.garbage(bytes))?;
-                if !self.presence.lives(record.process) {
-                    return Ok(Found::Nobody);
-                }
-                (record.incarnation, record.connection)
-            }
+        let Some(bytes) = get(self.qps, &qp_key(gid, qpn))? else {
+            return Ok(Found::Nobody);
         };
+        let record = QpRecord::decode(bytes).ok_or_else(|| self.garbage(bytes))?;
+        if !self.presence.lives(record.process) {
+            return Ok(Found::Nobody);
+        }
+        let QpRecord { incarnation, connection, .. } = record;
         let Some(bytes) = get(self.processes, &incarnation.to_be_bytes())? else {
             return Ok(Found::Nobody);
         };
@@ -352,7 +345,7 @@ impl Directory for Lmdb {
     }
 
     fn ask_qp(&self, gid: Gid, qpn: u32) -> Result<Found> {
-        self.find(gid, qpn, None)
+        self.find(gid, qpn)
     }
 
     fn lookup_qp(&self, gid: Gid, qpn: u32) -> Result<Option<(u64, u32)>> {
