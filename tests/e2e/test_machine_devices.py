@@ -12,6 +12,8 @@ from lib.verifier import KINDS, report, start, verified
 
 SECONDS = 5
 WAIT_SECONDS = 30
+# A GID that a port has beside the one by which the directory has it.
+LINK_LOCAL_INDEX = 1
 # Bytes that say that a NIC carries a stream.
 FLOWS = 4_000_000
 STREAMS = {
@@ -70,6 +72,21 @@ def test_survives(logs, stream, fault):
         server.expect_success(WAIT_SECONDS)
         if not any(e["kind"] == "passive" for e in fabric.events("switch")):
             raise Failure(f"no passive switch: {fabric.events()}")
+
+
+@pytest.mark.parametrize(
+    "fault", ["nic a/0 dead", pytest.param("nic b/0 down", marks=pytest.mark.smoke)]
+)
+def test_survives_by_another_gid(logs, fault):
+    """Ports have several GIDs, and peers name a QP by the one that its program chose: here not the
+    one by which the directory has the port."""
+    with MachineFabric(logs, "--nics", "2") as fabric:
+        arguments = ["-D", SECONDS, "-x", LINK_LOCAL_INDEX]
+        server, client = pair(fabric, "ib_write_bw", arguments)
+        fabric.fault(fault)
+        flows_elsewhere(fabric, [client, server], "a/0")
+        client.expect_success(SECONDS + WAIT_SECONDS)
+        server.expect_success(WAIT_SECONDS)
 
 
 @pytest.mark.parametrize("fault", ["nic a/0 down", "nic b/0 down", "cable a/0 cut"])

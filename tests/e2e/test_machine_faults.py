@@ -244,3 +244,15 @@ def test_a_hostile_table_is_refused(logs, kind):
         end([client, server])
         if "faults of devices: " not in client.output() or fabric.events("switch"):
             raise Failure(f"{fabric.events()}")
+
+
+@pytest.mark.parametrize("event", ["GID_CHANGE", "LID_CHANGE", "PKEY_CHANGE"])
+def test_changes_of_a_port_are_passed_on(logs, event):
+    """A program that watches its device hears of what is no fault, too."""
+    with Faulty(logs, "a") as fabric:
+        line = ["stdbuf", "-oL", "ibv_asyncwatch", "-d", "unb0"]
+        watch = fabric.run("a", line)
+        wait_until(lambda: "async event FD" in watch.output(), WAIT_SECONDS, "it watches")
+        fabric.set_device_fault(f"event unb0 {event}")
+        shown = lambda: f"IBV_EVENT_{event}" in watch.output()
+        wait_until(shown, WAIT_SECONDS, f"ibv_asyncwatch shows {event}")

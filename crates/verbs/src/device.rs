@@ -144,6 +144,8 @@ pub enum DeviceEvent {
     PortDown(u8),
     /// This port has its link again, or a dead device can be opened again (IBV_EVENT_PORT_ACTIVE).
     PortActive(u8),
+    /// Something of this port, from 1, has changed.
+    PortChanged(u8, PortEvent),
     /// A QP made with `suspend_on_error` stopped, for this network-class reason.
     QpFailed {
         /// Its QPN on the device.
@@ -161,6 +163,22 @@ pub enum DeviceEvent {
         /// Which.
         event: QpEvent,
     },
+}
+
+/// Asynchronous events of a port that is neither lost nor back (`enum ibv_event_type`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum PortEvent {
+    /// IBV_EVENT_LID_CHANGE.
+    LidChange = 11,
+    /// IBV_EVENT_PKEY_CHANGE.
+    PkeyChange = 12,
+    /// IBV_EVENT_SM_CHANGE.
+    SmChange = 13,
+    /// IBV_EVENT_CLIENT_REREGISTER.
+    ClientReregister = 17,
+    /// IBV_EVENT_GID_CHANGE.
+    GidChange = 18,
 }
 
 /// Asynchronous events of a QP (`enum ibv_event_type`).

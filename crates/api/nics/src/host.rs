@@ -68,6 +68,10 @@ impl NicSet for Host {
         gid
     }
 
+    fn gid_at(&self, i: usize, index: u8) -> Option<Gid> {
+        self.nics.gid_at(i, index)
+    }
+
     fn node_guid(&self, i: usize) -> u64 {
         self.nics.node_guid(i)
     }

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use unbroken_types::Gid;
 
-use crate::directory::{Directory, Found, News, Surroundings};
+use crate::directory::{Directory, Found, News, QpEntry, Surroundings};
 use crate::error::{DirectoryError, Result};
 use crate::lmdb::{Lmdb, QpChange};
 use crate::record::{MovedQp, ProcessRecord, KEY_BYTES};
@@ -39,8 +39,8 @@ struct Queue {
     waiting: BTreeMap<Name, QpChange>,
     /// What is being taken out of the file.
     leaving: BTreeSet<Name>,
-    /// QPs of this process: incarnation and connection.
-    own: BTreeMap<Name, (u64, u32)>,
+    /// QPs of this process.
+    own: BTreeMap<Name, QpEntry>,
     /// Where this process can be reached, by incarnation.
     processes: BTreeMap<u64, ProcessRecord>,
     closing: bool,
@@ -50,9 +50,9 @@ struct Queue {
 impl Queue {
     /// What this process knows of a QP without the file.
     fn find(&self, name: &Name) -> Option<Found> {
-        if let Some(&(incarnation, connection)) = self.own.get(name) {
-            let process = self.processes.get(&incarnation)?.clone();
-            return Some(Found::Peer { incarnation, connection, process });
+        if let Some(&qp) = self.own.get(name) {
+            let process = self.processes.get(&qp.incarnation)?.clone();
+            return Some(Found::Peer { qp, process });
         }
         let left = self.waiting.contains_key(name) || self.leaving.contains(name);
         left.then_some(Found::Nobody)
@@ -61,10 +61,10 @@ impl Queue {
     fn put(&mut self, name: Name, change: QpChange) -> Result<()> {
         let room = |len: usize, known: bool| len < MAX_OWN || known;
         let mut fits = room(self.waiting.len(), self.waiting.contains_key(&name));
-        if let QpChange::Enter { incarnation, connection } = change {
+        if let QpChange::Enter(qp) = change {
             fits &= room(self.own.len(), self.own.contains_key(&name));
             if fits {
-                self.own.insert(name, (incarnation, connection));
+                self.own.insert(name, qp);
             }
         } else {
             self.own.remove(&name);
@@ -171,8 +171,8 @@ impl Directory for Deferred {
         known.map_or_else(|| self.inner.find(gid, qpn), Ok)
     }
 
-    fn publish_qp(&self, gid: Gid, qpn: u32, incarnation: u64, connection: u32) -> Result<()> {
-        self.change((gid, qpn), QpChange::Enter { incarnation, connection })
+    fn publish_qp(&self, gid: Gid, qpn: u32, qp: QpEntry) -> Result<()> {
+        self.change((gid, qpn), QpChange::Enter(qp))
     }
 
     fn unpublish_qp(&self, gid: Gid, qpn: u32) -> Result<()> {
@@ -181,7 +181,8 @@ impl Directory for Deferred {
 
     fn lookup_qp(&self, gid: Gid, qpn: u32) -> Result<Option<(u64, u32)>> {
         let own = self.queue()?.own.get(&(gid, qpn)).copied();
-        own.map_or_else(|| self.inner.lookup_qp(gid, qpn), |known| Ok(Some(known)))
+        let told = |qp: QpEntry| Ok(Some((qp.incarnation, qp.connection)));
+        own.map_or_else(|| self.inner.lookup_qp(gid, qpn), told)
     }
 
     fn publish_process(&self, incarnation: u64, record: &ProcessRecord) -> Result<()> {
@@ -272,8 +273,8 @@ mod tests {
         let turn = presence.turn().unwrap();
         let start = Instant::now();
         for qpn in 0..1000 {
-            directory.publish_qp(gid(1), qpn, 11, qpn).unwrap();
-            let peer = Found::Peer { incarnation: 11, connection: qpn, process: process() };
+            directory.publish_qp(gid(1), qpn, QpEntry::new(11, qpn)).unwrap();
+            let peer = Found::Peer { qp: QpEntry::new(11, qpn), process: process() };
             assert_eq!(directory.ask_qp(gid(1), qpn).unwrap(), peer, "one's own needs no turn");
             assert_eq!(directory.ask_qp(gid(2), qpn).unwrap(), Found::Later);
             directory.unpublish_qp(gid(1), 2000 + qpn).unwrap();

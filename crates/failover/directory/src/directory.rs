@@ -31,15 +31,32 @@ use unbroken_types::Gid;
 use crate::error::Result;
 use crate::record::{MovedQp, ProcessRecord, KEY_BYTES};
 
+/// A queue pair of a process, as it is entered under a GID and its QPN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpEntry {
+    /// The process.
+    pub incarnation: u64,
+    /// Which connection of the QP this is.
+    pub connection: u32,
+    /// The index of its NIC in the process, where that has another GID than the QP is entered
+    /// under: ports have several, and a program may give its peer any of them.
+    pub nic: Option<u32>,
+}
+
+impl QpEntry {
+    /// Of a QP that is entered under the GID of its NIC.
+    pub fn new(incarnation: u64, connection: u32) -> QpEntry {
+        QpEntry { incarnation, connection, nic: None }
+    }
+}
+
 /// What is found of a QP that one is connected to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
     /// It is a QP of a living process.
     Peer {
-        /// Of which.
-        incarnation: u64,
-        /// Which connection of the QP this is.
-        connection: u32,
+        /// Of which process, and which of its NICs and connections.
+        qp: QpEntry,
         /// Where the process can be reached.
         process: ProcessRecord,
     },
@@ -72,7 +89,7 @@ pub trait Directory: Send + Sync {
     }
 
     /// Enters a logical QP of this process, or its next connection. An error: there is no room.
-    fn publish_qp(&self, gid: Gid, qpn: u32, incarnation: u64, connection: u32) -> Result<()>;
+    fn publish_qp(&self, gid: Gid, qpn: u32, qp: QpEntry) -> Result<()>;
 
     /// Takes a logical QP out; not an error if it is not there, or another process's by now.
     fn unpublish_qp(&self, gid: Gid, qpn: u32) -> Result<()>;

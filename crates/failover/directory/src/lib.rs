@@ -42,7 +42,7 @@ mod redis;
 mod servers;
 mod settings;
 
-pub use directory::{Directory, Found, News, Spawn, Surroundings};
+pub use directory::{Directory, Found, News, QpEntry, Spawn, Surroundings};
 pub use error::DirectoryError;
 pub use lmdb::Lmdb;
 #[doc(hidden)]

@@ -30,7 +30,7 @@ use unbroken_runtime::{
 use unbroken_types::Gid;
 
 use crate::check::check;
-use crate::directory::{Directory, Found};
+use crate::directory::{Directory, Found, QpEntry};
 use crate::error::{DirectoryError, Result};
 use crate::record::{self, qp_key, MovedQp, ProcessRecord, QpRecord, KEY_BYTES};
 
@@ -45,7 +45,7 @@ type Table = Database<Bytes, Bytes>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum QpChange {
     /// Enter it, or its next connection.
-    Enter { incarnation: u64, connection: u32 },
+    Enter(QpEntry),
     /// Take it out.
     TakeOut,
 }
@@ -169,8 +169,8 @@ impl Lmdb {
             changes.iter().try_for_each(|((gid, qpn), change)| {
                 let key = qp_key(*gid, *qpn);
                 match *change {
-                    QpChange::Enter { incarnation, connection } => {
-                        let value = QpRecord { process, incarnation, connection }.encode();
+                    QpChange::Enter(qp) => {
+                        let value = QpRecord { process, qp }.encode();
                         self.qps.put(txn, &key, &value)
                     }
                     QpChange::TakeOut => self.take_out(txn, &key),
@@ -208,13 +208,12 @@ impl Lmdb {
         if !self.presence.lives(record.process) {
             return Ok(Found::Nobody);
         }
-        let QpRecord { incarnation, connection, .. } = record;
-        let Some(bytes) = get(self.processes, &incarnation.to_be_bytes())? else {
+        let Some(bytes) = get(self.processes, &record.qp.incarnation.to_be_bytes())? else {
             return Ok(Found::Nobody);
         };
         let (id, process) = ProcessRecord::decode(bytes).ok_or_else(|| self.garbage(bytes))?;
         Ok(match self.presence.lives(id) {
-            true => Found::Peer { incarnation, connection, process },
+            true => Found::Peer { qp: record.qp, process },
             false => Found::Nobody,
         })
     }
@@ -336,8 +335,8 @@ impl Directory for Lmdb {
         Some(self.key)
     }
 
-    fn publish_qp(&self, gid: Gid, qpn: u32, incarnation: u64, connection: u32) -> Result<()> {
-        self.change_qps(&[((gid, qpn), QpChange::Enter { incarnation, connection })])
+    fn publish_qp(&self, gid: Gid, qpn: u32, qp: QpEntry) -> Result<()> {
+        self.change_qps(&[((gid, qpn), QpChange::Enter(qp))])
     }
 
     fn unpublish_qp(&self, gid: Gid, qpn: u32) -> Result<()> {
@@ -350,7 +349,8 @@ impl Directory for Lmdb {
 
     fn lookup_qp(&self, gid: Gid, qpn: u32) -> Result<Option<(u64, u32)>> {
         let record = self.read(self.qps, "look a QP up", &qp_key(gid, qpn), QpRecord::decode)?;
-        Ok(record.filter(|r| self.presence.lives(r.process)).map(|r| (r.incarnation, r.connection)))
+        let living = record.filter(|record| self.presence.lives(record.process));
+        Ok(living.map(|QpRecord { qp, .. }| (qp.incarnation, qp.connection)))
     }
 
     fn publish_process(&self, incarnation: u64, record: &ProcessRecord) -> Result<()> {

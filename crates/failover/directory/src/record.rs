@@ -2,7 +2,7 @@
 //! newer program can tell.
 //!
 //! ```text
-//! QP:       0  version = 5   8  process u64   16  incarnation u64   24  connection u32   28  zero u32              32 bytes
+//! QP:       0  version = 5   8  process u64   16  incarnation u64   24  connection u32   28  NIC u32               32 bytes
 //! moved:    0  version = 5   8  process u64   16  GID now   32  QPN now u32   36  zero u32   40  GID shown             56 bytes
 //! process:  0  version = 5   1  NICs u8    4  pid u32    8  process u64, then for each NIC:
 //!           0  index u32     4  GID        20  control QPN u32   24  set of keys u16   26  length of the name u8   27  name (UTF-8),
@@ -10,9 +10,11 @@
 //! key:      0  version = 5   8  the key    40  FNV-1a of what is before it, u64                                   48 bytes
 //! ```
 //!
-//! `process` is the id of the process's presence ([`unbroken_runtime::Presence`]), by which the
+//! `NIC` is one more than the index of the QP's NIC in its process; 0: it is the one whose GID the QP
+//! is entered under. `process` is the id of the process's presence ([`unbroken_runtime::Presence`]), by which the
 //! living are told from the dead.
 
+use crate::directory::QpEntry;
 use unbroken_types::Gid;
 
 /// Length of the directory's key.
@@ -68,17 +70,18 @@ pub struct ProcessRecord {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QpRecord {
     pub(crate) process: u64,
-    pub(crate) incarnation: u64,
-    pub(crate) connection: u32,
+    pub(crate) qp: QpEntry,
 }
 
 impl QpRecord {
     pub(crate) fn encode(&self) -> [u8; 32] {
         let mut bytes = [0; 32];
         bytes[0] = VERSION;
+        let QpEntry { incarnation, connection, nic } = self.qp;
         bytes[8..16].copy_from_slice(&self.process.to_le_bytes());
-        bytes[16..24].copy_from_slice(&self.incarnation.to_le_bytes());
-        bytes[24..28].copy_from_slice(&self.connection.to_le_bytes());
+        bytes[16..24].copy_from_slice(&incarnation.to_le_bytes());
+        bytes[24..28].copy_from_slice(&connection.to_le_bytes());
+        bytes[28..].copy_from_slice(&nic.map_or(0, |nic| nic.saturating_add(1)).to_le_bytes());
         bytes
     }
 
@@ -87,13 +90,13 @@ impl QpRecord {
         let [VERSION, 0, 0, 0, 0, 0, 0, 0] = take(&mut rest)? else {
             return None;
         };
-        let record = QpRecord {
-            process: u64::from_le_bytes(take(&mut rest)?),
+        let process = u64::from_le_bytes(take(&mut rest)?);
+        let qp = QpEntry {
             incarnation: u64::from_le_bytes(take(&mut rest)?),
             connection: u32::from_le_bytes(take(&mut rest)?),
+            nic: u32::from_le_bytes(take(&mut rest)?).checked_sub(1),
         };
-        let [0, 0, 0, 0] = take(&mut rest)? else { return None };
-        rest.is_empty().then_some(record)
+        rest.is_empty().then_some(QpRecord { process, qp })
     }
 }
 
@@ -296,8 +299,11 @@ mod tests {
     proptest! {
         #[test]
         fn records_round_trip(pid: u32, process: u64, incarnation: u64, nics in prop::collection::vec(nic(), 0..9)) {
-            let qp = QpRecord { process, incarnation, connection: 7 };
-            prop_assert_eq!(QpRecord::decode(&qp.encode()), Some(qp));
+            let qp = QpEntry::new(incarnation, 7);
+            for nic in [None, Some(0), Some(63)] {
+                let record = QpRecord { process, qp: QpEntry { nic, ..qp } };
+                prop_assert_eq!(QpRecord::decode(&record.encode()), Some(record));
+            }
             let gid = |n: u64| Gid([n as u8; 16]);
             let moved = MovedQp { known: (gid(incarnation), pid), now: (gid(process), !pid), shown: gid(7) };
             let (key, value) = (qp_key(moved.known.0, moved.known.1), moved.encode(process));

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use std::io::{BufRead, BufReader, Write};
 
 use unbroken_directory::{
-    Directory, DirectoryError, Lmdb, MovedQp, NicRecord, PortRecord, ProcessRecord,
+    Directory, DirectoryError, Lmdb, MovedQp, NicRecord, PortRecord, ProcessRecord, QpEntry,
 };
 use unbroken_runtime::{Mark, Presence, Runtime};
 use unbroken_types::Gid;
@@ -68,7 +68,7 @@ fn other_process() {
     match role.as_str() {
         "publish" | "fork" => {
             let directory = Lmdb::open(&runtime).unwrap();
-            directory.publish_qp(gid(7), 0x207, 77, 0).unwrap();
+            directory.publish_qp(gid(7), 0x207, QpEntry::new(77, 0)).unwrap();
             directory.publish_process(77, &process(std::process::id())).unwrap();
             directory.publish_moved(&[moved(7, 0x207)]).unwrap();
             println!("\nkey {:?}", directory.key().unwrap());
@@ -132,7 +132,7 @@ fn fork_a_child_that_stays() {
 fn exercise(directory: &Lmdb) {
     for n in 0..400 {
         let _ = directory.lookup_qp(gid(n as u8), n);
-        let _ = directory.publish_qp(gid(n as u8), n + 1, 5, 0);
+        let _ = directory.publish_qp(gid(n as u8), n + 1, QpEntry::new(5, 0));
         let _ = directory.unpublish_qp(gid(n as u8), n);
         let _ = directory.lookup_process(u64::from(n));
     }
@@ -144,8 +144,8 @@ fn entries_are_found_until_taken_out() {
     let dir = tempfile::tempdir().unwrap();
     let directory = Lmdb::open(&Runtime::at(dir.path()).unwrap()).unwrap();
     assert_eq!(directory.lookup_qp(gid(0), 2).unwrap(), None);
-    directory.publish_qp(gid(0), 2, 11, 0).unwrap();
-    directory.publish_qp(gid(0), 3, 12, 0).unwrap();
+    directory.publish_qp(gid(0), 2, QpEntry::new(11, 0)).unwrap();
+    directory.publish_qp(gid(0), 3, QpEntry::new(12, 0)).unwrap();
     assert_eq!(directory.lookup_qp(gid(0), 2).unwrap(), Some((11, 0)));
     assert_eq!(directory.lookup_qp(gid(1), 2).unwrap(), None);
     directory.unpublish_qp(gid(0), 2).unwrap();
@@ -242,7 +242,7 @@ fn who_opens_it_alone_makes_it_anew() {
     let dir = tempfile::tempdir().unwrap();
     let runtime = Runtime::at(dir.path()).unwrap();
     let directory = Lmdb::open(&runtime).unwrap();
-    directory.publish_qp(gid(0), 2, 11, 0).unwrap();
+    directory.publish_qp(gid(0), 2, QpEntry::new(11, 0)).unwrap();
     assert!(Lmdb::open(&runtime).is_err(), "twice in one process");
     assert_eq!(directory.lookup_qp(gid(0), 2).unwrap(), Some((11, 0)));
     drop(directory);
@@ -341,7 +341,7 @@ fn no_damage_crashes() {
     let presence = Presence::join(&runtime).unwrap();
     let directory = Lmdb::open(&runtime).unwrap();
     for n in 0..1500u32 {
-        directory.publish_qp(gid(n as u8), n, 3, 0).unwrap();
+        directory.publish_qp(gid(n as u8), n, QpEntry::new(3, 0)).unwrap();
     }
     for n in (0..1500u32).step_by(2) {
         directory.unpublish_qp(gid(n as u8), n).unwrap();
@@ -389,7 +389,7 @@ fn a_forked_child_leaves_it_alone() {
     let dir = tempfile::tempdir().unwrap();
     let runtime = Runtime::at(dir.path()).unwrap();
     let directory = Lmdb::open(&runtime).unwrap();
-    directory.publish_qp(gid(1), 1, 1, 0).unwrap();
+    directory.publish_qp(gid(1), 1, QpEntry::new(1, 0)).unwrap();
     // SAFETY: the child runs only what is below (no lock that another thread may have held is
     // taken: the call returns before it touches LMDB) and ends with `_exit`.
     let child = unsafe { libc::fork() };
@@ -404,7 +404,7 @@ fn a_forked_child_leaves_it_alone() {
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0);
     assert_eq!(directory.lookup_qp(gid(1), 1).unwrap(), Some((1, 0)));
-    directory.publish_qp(gid(1), 2, 1, 0).unwrap();
+    directory.publish_qp(gid(1), 2, QpEntry::new(1, 0)).unwrap();
 }
 
 #[test]
@@ -421,7 +421,7 @@ fn many_processes_and_threads_at_once() {
     for other in &mut others {
         assert!(other.wait().unwrap().success());
     }
-    directory.publish_qp(gid(1), 1, 1, 0).unwrap();
+    directory.publish_qp(gid(1), 1, QpEntry::new(1, 0)).unwrap();
     assert_eq!(directory.lookup_qp(gid(1), 1).unwrap(), Some((1, 0)));
 }
 
@@ -437,9 +437,9 @@ fn who_is_killed_in_a_transaction_harms_nobody() {
             expect(other, "busy");
         }
         for other in &mut others {
-            directory.publish_qp(gid(200), round, 7, 0).unwrap();
+            directory.publish_qp(gid(200), round, QpEntry::new(7, 0)).unwrap();
             other.kill().unwrap();
-            directory.publish_qp(gid(201), round, 7, 0).unwrap();
+            directory.publish_qp(gid(201), round, QpEntry::new(7, 0)).unwrap();
             other.wait().unwrap();
         }
         // Looks at the whole file, and sweeps.

@@ -81,6 +81,8 @@ pub(crate) fn connect(
 struct Io<'a> {
     qp: &'a Qp,
     peer: &'a Peer,
+    /// The peer's NIC that the program has connected.
+    default_remote: Option<u8>,
     phys: &'a mut Arc<dyn ResumableQp>,
     spare: &'a mut Spare,
     nic: &'a mut usize,
@@ -98,10 +100,11 @@ fn with<R>(qp: &Qp, g: &mut Gate, f: impl FnOnce(&mut Executor, &mut Io<'_>) -> 
     let Gate { phys, spare, nic, port, app, failed, why_not, link, holds, .. } = g;
     let Link { executor, peer, told_us, unread } = &mut **link.as_mut()?;
     let was = executor.on_its_way();
-    let result = f(
-        executor,
-        &mut Io { qp, peer, phys, spare, nic, port, app, failed, why_not, unread, word: None },
-    );
+    let default_remote = executor.lqp().slots().get(0).map(|path| path.remote);
+    let (peer, word) = (&**peer, None);
+    let mut io =
+        Io { qp, peer, default_remote, phys, spare, nic, port, app, failed, why_not, unread, word };
+    let result = f(executor, &mut io);
     *holds = executor.holds_sends();
     qp.core.qps.count_switching(was, executor.on_its_way());
     if let Some(at_us) = executor.deadline_us() {
@@ -183,7 +186,7 @@ impl Env for Io<'_> {
             self.app.path.unwrap_or_default().elsewhere(1, sgid_index, to.gid())
         });
         if let Some(nic) = remote {
-            let default = self.default_remote().unwrap_or(nic);
+            let default = self.default_remote.unwrap_or(nic);
             self.phys.set_remote(&RemoteNic { keys: self.peer.keys.clone(), default, nic });
         }
         let step = |rc: &RcModify| {
@@ -297,13 +300,6 @@ impl Env for Io<'_> {
 }
 
 impl Io<'_> {
-    /// The peer's NIC that the program has connected.
-    fn default_remote(&self) -> Option<u8> {
-        self.app
-            .path
-            .and_then(|path| self.peer.index_of(self.qp.core.nics.first_port(path.dest_gid)))
-    }
-
     /// Adds another port pair to the change that connects a fresh physical QP with that NIC of the
     /// peer.
     /// Gives whether there is one.
@@ -316,7 +312,7 @@ impl Io<'_> {
             path: SlotPath { local: *self.nic as u8, remote },
             default: SlotPath {
                 local: self.qp.id().0 as u8,
-                remote: self.default_remote().unwrap_or(remote),
+                remote: self.default_remote.unwrap_or(remote),
             },
             port: *self.port,
             since_us: 0,

@@ -30,6 +30,12 @@ pub trait NicSet: Send + Sync {
     /// The GID of port 1 of the NIC, of whatever host, that has a port with this GID: QPNs are a
     /// NIC's, whichever port carries its QPs.
     fn first_port(&self, gid: Gid) -> Gid;
+    /// The GID at an index of the table of NIC `i`'s port 1, where [`NicSet::first_port`] may not
+    /// lead from it to [`NicSet::gid`]. None where there is none.
+    fn gid_at(&self, i: usize, index: u8) -> Option<Gid> {
+        let _ = (i, index);
+        None
+    }
     /// The node GUID of NIC `i`.
     fn node_guid(&self, i: usize) -> u64;
     /// Limits and identity of NIC `i`, open or not.

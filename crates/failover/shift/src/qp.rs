@@ -32,6 +32,7 @@ use crate::qps::LogicalId;
 use crate::random;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
+use unbroken_directory::QpEntry;
 use unbroken_failover_protocol::PortPath;
 use unbroken_runtime::now_us;
 use unbroken_types::{Gid, PdHandle, QpCaps, QpState, QpType, Wc, WcStatus, PSN_MASK};
@@ -101,6 +102,9 @@ pub(crate) struct Gate {
     /// Which connection of the QP this is: it changes with each RESET, so that messages of an
     /// earlier one are told apart.
     connection: u32,
+    /// The GID that the program has connected it by, where that is not its NIC's: it is entered
+    /// under that, too.
+    alias: Option<Gid>,
 }
 
 impl Gate {
@@ -147,11 +151,13 @@ pub struct Qp {
 impl Qp {
     /// Tells the directory which connection of the QP this is. It waits for nobody, so it may be
     /// done under the gate, which keeps what is told in its order.
-    fn publish(&self, connection: u32) {
+    fn publish_connection(&self, connection: u32) {
+        self.publish(self.gid(), QpEntry::new(self.core.incarnation, connection));
+    }
+
+    fn publish(&self, gid: Gid, entry: QpEntry) {
         let Some(directory) = &self.core.directory else { return };
-        if let Err(e) =
-            directory.publish_qp(self.gid(), self.qpn, self.core.incarnation, connection)
-        {
+        if let Err(e) = directory.publish_qp(gid, self.qpn, entry) {
             self.core.events.complain_of_directory(
                 "the directory does not take a QP, which stays unprotected",
                 &e,

@@ -214,6 +214,13 @@ impl Context {
         gids
     }
 
+    /// The GID at an index of a port's table, if there is one.
+    pub fn gid(&self, port: u8, index: u8) -> Option<Gid> {
+        // Of which type it is is not asked for here.
+        let gid = self.gid_entry(port, LinkLayer::Ethernet, index.into()).gid;
+        Some(gid).filter(|gid| *gid != Gid::default())
+    }
+
     fn gid_entry(&self, port: u8, layer: LinkLayer, index: c_int) -> GidEntry {
         let mut gid = ibv_gid { raw: [0; 16] };
         let mut kind = 0;

@@ -25,8 +25,8 @@ use unbroken_types::{Gid, GidType, PathAttr, PdHandle};
 use unbroken_verbs::abi::*;
 use unbroken_verbs::{
     Capabilities, CompChannel, Cq, Device, DeviceCounters, DeviceEvent, DeviceQp, Error, EventFd,
-    EventSink, GidEntry, LimitHook, MemoryDomain, OverrunHook, Owner, PortAttr, PortState, QpEvent,
-    QpInit, Result, ResumableQp, Srq, SrqAttr,
+    EventSink, GidEntry, LimitHook, MemoryDomain, OverrunHook, Owner, PortAttr, PortEvent,
+    PortState, QpEvent, QpInit, Result, ResumableQp, Srq, SrqAttr,
 };
 
 /// The only port that QPs use.
@@ -177,7 +177,11 @@ impl Shared {
         let (state, event) = match kind {
             PORT_ERR => (PortState::Down, DeviceEvent::PortDown(PORT)),
             PORT_ACTIVE => (PortState::Active, DeviceEvent::PortActive(PORT)),
-            _ => return self.look_at_port(),
+            _ => {
+                self.look_at_port();
+                let told = port_event(kind);
+                return told.map_or((), |event| self.tell(DeviceEvent::PortChanged(PORT, event)));
+            }
         };
         // What the event says counts, should the port tell another state by now.
         lock(&self.port).state = state;
@@ -262,10 +266,21 @@ impl Drop for Shared {
     }
 }
 
-/// Whether events with this number are of a port: its state, LID, P_Keys, subnet manager,
-/// re-registration and GIDs.
+/// Whether events with this number are of a port.
 fn of_port(kind: c_int) -> bool {
-    matches!(kind, PORT_ACTIVE..=13 | 17 | 18)
+    matches!(kind, PORT_ACTIVE | PORT_ERR) || port_event(kind).is_some()
+}
+
+/// The event of a port that has this number; none for its state.
+fn port_event(kind: c_int) -> Option<PortEvent> {
+    Some(match kind {
+        11 => PortEvent::LidChange,
+        12 => PortEvent::PkeyChange,
+        13 => PortEvent::SmChange,
+        17 => PortEvent::ClientReregister,
+        18 => PortEvent::GidChange,
+        _ => return None,
+    })
 }
 
 /// The event of a QP that has this number.

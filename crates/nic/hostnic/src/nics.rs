@@ -167,6 +167,11 @@ impl HostNics {
         self.nics[i].gid
     }
 
+    /// The GID at an index of its port 1's table now, if there is one.
+    pub fn gid_at(&self, i: usize, index: u8) -> Option<Gid> {
+        lock(&self.nics[i].last).gid(1, index)
+    }
+
     /// Node GUID, host order.
     pub fn node_guid(&self, i: usize) -> u64 {
         self.nics[i].attr.node_guid

@@ -183,10 +183,10 @@ impl Known {
             _ => Ok(None),
         };
         match found {
-            Ok(Some(record)) if !self.processes.contains_key(&record.incarnation) => {
-                let waiting = self.for_process.entry(record.incarnation).or_default();
+            Ok(Some(record)) if !self.processes.contains_key(&record.qp.incarnation) => {
+                let waiting = self.for_process.entry(record.qp.incarnation).or_default();
                 waiting.push(qp);
-                self.processes_asked.ask_once(record.incarnation);
+                self.processes_asked.ask_once(record.qp.incarnation);
             }
             _ => self.answered.push(qp),
         }

@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 use unbroken_runtime::fill_random;
 use unbroken_types::Gid;
 
-use crate::directory::{Directory, Found, Surroundings};
+use crate::directory::{Directory, Found, QpEntry, Surroundings};
 use crate::error::{DirectoryError, Result};
 use crate::record::{MovedQp, ProcessRecord, QpRecord, KEY_BYTES};
 use crate::settings::RedisSettings;
@@ -173,10 +173,9 @@ impl Redis {
 
 /// What this process has entered itself it knows best.
 fn found_own(book: &Book, qp: QpName) -> Option<Found> {
-    let QpRecord { incarnation, connection, .. } =
-        book.own.get(Entry::Qp(qp)).and_then(QpRecord::decode)?;
-    let (_, process) = ProcessRecord::decode(book.own.get(Entry::Process(incarnation))?)?;
-    Some(Found::Peer { incarnation, connection, process })
+    let QpRecord { qp, .. } = book.own.get(Entry::Qp(qp)).and_then(QpRecord::decode)?;
+    let (_, process) = ProcessRecord::decode(book.own.get(Entry::Process(qp.incarnation))?)?;
+    Some(Found::Peer { qp, process })
 }
 
 impl Directory for Redis {
@@ -206,9 +205,9 @@ impl Directory for Redis {
             return Ok(found);
         }
         let found = match book.known.qp(&qp) {
-            Some(Ok(Some(QpRecord { incarnation, connection, .. }))) => {
-                match book.known.process(incarnation, now_ms) {
-                    Some(Some(process)) => Found::Peer { incarnation, connection, process },
+            Some(Ok(Some(QpRecord { qp, .. }))) => {
+                match book.known.process(qp.incarnation, now_ms) {
+                    Some(Some(process)) => Found::Peer { qp, process },
                     Some(None) => Found::Nobody,
                     None => Found::Later,
                 }
@@ -225,8 +224,8 @@ impl Directory for Redis {
         Ok(found)
     }
 
-    fn publish_qp(&self, gid: Gid, qpn: u32, incarnation: u64, connection: u32) -> Result<()> {
-        let value = QpRecord { process: incarnation, incarnation, connection }.encode();
+    fn publish_qp(&self, gid: Gid, qpn: u32, qp: QpEntry) -> Result<()> {
+        let value = QpRecord { process: qp.incarnation, qp }.encode();
         self.enter(&mut *self.book()?, Entry::Qp(QpName::new(gid, qpn)), value.to_vec())
     }
 
@@ -237,14 +236,15 @@ impl Directory for Redis {
     fn lookup_qp(&self, gid: Gid, qpn: u32) -> Result<Option<(u64, u32)>> {
         let qp = QpName::new(gid, qpn);
         let mut book = self.book()?;
+        let told = |QpRecord { qp, .. }: QpRecord| (qp.incarnation, qp.connection);
         if let Some(record) = book.own.get(Entry::Qp(qp)).and_then(QpRecord::decode) {
-            return Ok(Some((record.incarnation, record.connection)));
+            return Ok(Some(told(record)));
         }
         // For the next time, where it is another connection by now.
         book.known.ask_qp_once(qp);
         self.wake(&book);
         match book.known.qp(&qp) {
-            Some(Ok(found)) => Ok(found.map(|record| (record.incarnation, record.connection))),
+            Some(Ok(found)) => Ok(found.map(told)),
             Some(Err(bytes)) => Err(self.garbage(bytes)),
             None => Err(self.unknown(&book)),
         }

@@ -6,6 +6,7 @@ use super::book::{Book, State};
 use super::command::{Connect, QpName, Reply, Store};
 use super::fake::Fake;
 use super::own::{Entry, ENDED};
+use crate::directory::QpEntry;
 use crate::record::{MovedQp, NicRecord, ProcessRecord, QpRecord};
 use crate::News;
 use unbroken_types::Gid;
@@ -81,7 +82,7 @@ impl Process {
     }
 
     fn enter(&mut self, incarnation: u64, qpn: u32) {
-        let qp = QpRecord { process: incarnation, incarnation, connection: 3 };
+        let qp = QpRecord { process: incarnation, qp: QpEntry::new(incarnation, 3) };
         assert!(self
             .book
             .own
@@ -94,7 +95,7 @@ impl Process {
         let qp = QpName::new(gid(1), qpn);
         assert!(self.book.known.ask_qp(qp));
         self.run();
-        self.book.known.qp(&qp)?.unwrap().map(|r| r.incarnation)
+        self.book.known.qp(&qp)?.unwrap().map(|r| r.qp.incarnation)
     }
 
     fn process(&mut self, incarnation: u64) -> Option<Option<ProcessRecord>> {
@@ -520,8 +521,8 @@ fn a_thousand_clients_find_each_other_within_few_rounds() {
         for n in 0..QPS {
             let qp = QpName::new(gid(1), qpn(client + 1, n));
             let found = p.book.known.qp(&qp).unwrap().unwrap().unwrap();
-            assert_eq!(found.incarnation, (client + 1) % CLIENTS + 1);
-            assert_eq!(p.process(found.incarnation), Some(Some(record(1))));
+            assert_eq!(found.qp.incarnation, (client + 1) % CLIENTS + 1);
+            assert_eq!(p.process(found.qp.incarnation), Some(Some(record(1))));
         }
     }
     let rounds = server.data().rounds;

@@ -12,8 +12,8 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use unbroken_directory::{
-    Directory, DirectoryError, Found, MovedQp, News, NicRecord, ProcessRecord, Redis, Settings,
-    Surroundings,
+    Directory, DirectoryError, Found, MovedQp, News, NicRecord, ProcessRecord, QpEntry, Redis,
+    Settings, Surroundings,
 };
 use unbroken_types::Gid;
 
@@ -81,7 +81,7 @@ fn look_up(directory: &Redis, host: u8, qpn: u32) -> Result<Option<(u64, u32)>, 
         found = directory.answer_qp(gid(host), qpn)?;
     }
     Ok(match found {
-        Found::Peer { incarnation, connection, .. } => Some((incarnation, connection)),
+        Found::Peer { qp, .. } => Some((qp.incarnation, qp.connection)),
         _ => None,
     })
 }
@@ -162,7 +162,7 @@ fn other_process() {
     let Ok(url) = std::env::var(ROLE) else { return };
     let directory = open(&url);
     directory.publish_process(77, &process(std::process::id())).unwrap();
-    directory.publish_qp(gid(7), 0x207, 77, 4).unwrap();
+    directory.publish_qp(gid(7), 0x207, QpEntry::new(77, 4)).unwrap();
     directory.publish_moved(&[moved(7)]).unwrap();
     directory.settle(PATIENCE);
     println!("\nkey {:?} published", directory.key());
@@ -246,7 +246,7 @@ fn a_server_that_starts_anew_gets_everything_again() {
     let (a, news) = try_open(&url).unwrap();
     let b = open(&url);
     a.publish_process(11, &process(1)).unwrap();
-    a.publish_qp(gid(1), 5, 11, 0).unwrap();
+    a.publish_qp(gid(1), 5, QpEntry::new(11, 0)).unwrap();
     a.settle(PATIENCE);
     assert!(look_up(&b, 1, 5).unwrap().is_some());
     server.kill();
@@ -258,7 +258,7 @@ fn a_server_that_starts_anew_gets_everything_again() {
         Some(process(1)),
         "what is needed in a switch is kept"
     );
-    a.publish_qp(gid(1), 6, 11, 0).unwrap();
+    a.publish_qp(gid(1), 6, QpEntry::new(11, 0)).unwrap();
     a.unpublish_qp(gid(1), 5).unwrap();
     server.begin();
     wait("it is back", || news.recv_timeout(PATIENCE).unwrap() == News::Back);
@@ -286,7 +286,7 @@ fn a_server_that_falls_silent_is_given_up() {
     let signal = |signal| assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
     signal(libc::SIGSTOP);
     directory.publish_process(11, &process(1)).unwrap();
-    (0..500).for_each(|qpn| directory.publish_qp(gid(1), qpn, 11, 0).unwrap());
+    (0..500).for_each(|qpn| directory.publish_qp(gid(1), qpn, QpEntry::new(11, 0)).unwrap());
     let lost = news.recv_timeout(PATIENCE);
     signal(libc::SIGCONT);
     assert!(matches!(lost, Ok(News::Lost(_))), "{lost:?}");
@@ -385,7 +385,7 @@ fn over_tls_both_ends_are_who_they_say() {
     );
     let directory = open(&a);
     directory.publish_process(11, &process(1)).unwrap();
-    directory.publish_qp(gid(1), 5, 11, 0).unwrap();
+    directory.publish_qp(gid(1), 5, QpEntry::new(11, 0)).unwrap();
     directory.settle(PATIENCE);
     let again = open(&a);
     assert_eq!(look_up(&again, 1, 5).unwrap(), Some((11, 0)));

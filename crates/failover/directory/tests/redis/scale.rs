@@ -88,7 +88,7 @@ fn knows_next(client: u32, directory: &Redis) -> bool {
     (0..QPS).all(|n| {
         let next = (client + 1) % CLIENTS;
         match directory.answer_qp(host(next), qpn(next, n)) {
-            Ok(Found::Peer { incarnation, .. }) => incarnation == u64::from(next) + 1,
+            Ok(Found::Peer { qp, .. }) => qp.incarnation == u64::from(next) + 1,
             // It was asked for before it was entered.
             Ok(Found::Nobody) => directory.ask_qp(host(next), qpn(next, n)).is_err(),
             _ => false,
@@ -110,7 +110,9 @@ fn a_thousand_clients_with_64_queue_pairs_each() {
         let incarnation = u64::from(client) + 1;
         directory.publish_process(incarnation, &process(client)).unwrap();
         for n in 0..QPS {
-            directory.publish_qp(host(client), qpn(client, n), incarnation, 1).unwrap();
+            directory
+                .publish_qp(host(client), qpn(client, n), QpEntry::new(incarnation, 1))
+                .unwrap();
         }
     }
     let qps = u64::from(CLIENTS * QPS);

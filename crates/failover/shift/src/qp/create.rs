@@ -61,7 +61,7 @@ impl Qp {
             }
             if r.qp_type == QpType::Rc {
                 let connection = qp.gate().connection;
-                qp.publish(connection);
+                qp.publish_connection(connection);
             }
         }
         if r.qp_type == QpType::Ud {
@@ -103,6 +103,7 @@ impl Gate {
             holds: false,
             spare: Spare::default(),
             connection: random::number(),
+            alias: None,
         }
     }
 }

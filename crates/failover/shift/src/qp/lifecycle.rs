@@ -128,8 +128,9 @@ impl Qp {
         if self.init.suspend_on_error {
             g.why_not = "not connected";
             g.connection = g.connection.wrapping_add(1);
+            self.unpublish_alias(g);
             if !g.destroyed {
-                self.publish(g.connection);
+                self.publish_connection(g.connection);
             }
         }
         Ok(())
@@ -223,6 +224,7 @@ impl Qp {
         g.phys.destroy();
         self.purge();
         let known = datagram::known(self, &g);
+        let alias = g.alias.take();
         let spare = std::mem::take(&mut g.spare);
         drop(g);
         spare.destroy();
@@ -242,6 +244,7 @@ impl Qp {
         if let (Some(d), true) = (&self.core.directory, connects) {
             // Soon: until then a peer that finds it there is answered with a refusal.
             let _ = d.unpublish_qp(self.gid(), self.qpn);
+            alias.map(|gid| d.unpublish_qp(gid, self.qpn));
         }
         Ok(())
     }

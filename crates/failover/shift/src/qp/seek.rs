@@ -32,11 +32,11 @@ use crate::link;
 use crate::peer::Peer;
 use crate::worker_queue::{Job, QpAddr};
 use std::sync::Arc;
-use unbroken_directory::{DirectoryError, Found};
+use unbroken_directory::{DirectoryError, Found, ProcessRecord, QpEntry};
 use unbroken_events::What;
 use unbroken_failover_protocol::{Endpoint, Reason};
 use unbroken_runtime::now_us;
-use unbroken_types::WcStatus;
+use unbroken_types::{Gid, WcStatus};
 use unbroken_verbs::{Backlog, QpModify};
 
 /// A peer that is not found within this time counts as one that is not there, and the log says so.
@@ -50,8 +50,25 @@ const UNREADABLE: &str = "the directory cannot be read";
 
 /// What the directory says of a peer, and its process, where that is known.
 pub(crate) enum Sought {
-    Peer { peer: Arc<Peer>, addr: QpAddr, incarnation: u64, connection: u32 },
-    Not { addr: QpAddr, why: &'static str, detail: String },
+    /// `addr` is where it was asked for, `them` who that is.
+    Peer {
+        peer: Arc<Peer>,
+        addr: QpAddr,
+        them: Endpoint,
+    },
+    Not {
+        addr: QpAddr,
+        why: &'static str,
+        detail: String,
+    },
+}
+
+/// The GID of the NIC that a QP is found on.
+fn gid_of(qp: &QpEntry, process: &ProcessRecord, addr: QpAddr) -> Option<Gid> {
+    match qp.nic {
+        Some(index) => process.nics.iter().find(|nic| nic.index == index).map(|nic| nic.gid),
+        None => Some(addr.0),
+    }
 }
 
 /// What has become of the search.
@@ -84,18 +101,49 @@ impl Qp {
     ) -> Sought {
         let not = |why| Sought::Not { addr, why, detail: String::new() };
         match found {
-            Ok(Found::Peer { incarnation, connection, process }) => {
-                let peer = self.core.peers.of(incarnation, process);
-                Sought::Peer { peer, addr, incarnation, connection }
-            }
+            Ok(Found::Peer { qp, process }) => match gid_of(&qp, &process, addr) {
+                Some(gid) => {
+                    let QpEntry { incarnation, connection, .. } = qp;
+                    let them = Endpoint { gid, qpn: addr.1, incarnation, connection };
+                    let peer = self.core.peers.of(incarnation, process);
+                    Sought::Peer { peer, addr, them }
+                }
+                None => not(NOT_THERE),
+            },
             Ok(Found::Nobody) => not(NOT_THERE),
             Ok(Found::Later) => not(NO_ANSWER),
             Err(e) => Sought::Not { addr, why: UNREADABLE, detail: format!(": {e}") },
         }
     }
 
+    /// Where the program connects the QP by another GID of its port than the one that it is entered
+    /// under, peers name it by that one: it is entered under that, too.
+    fn publish_alias(&self, g: &mut Gate, change: &QpModify) {
+        let named = change.path.and_then(|path| self.core.nics.alias(self.nic, path.sgid_index));
+        if g.alias != named {
+            self.unpublish_alias(g);
+        }
+        if let Some(gid) = named {
+            g.alias = Some(gid);
+            let qp = QpEntry {
+                incarnation: self.core.incarnation,
+                connection: g.connection,
+                nic: Some(self.nic as u32),
+            };
+            self.publish(gid, qp);
+        }
+    }
+
+    /// That connection of the QP has ended.
+    pub(super) fn unpublish_alias(&self, g: &mut Gate) {
+        if let (Some(gid), Some(directory)) = (g.alias.take(), &self.core.directory) {
+            let _ = directory.unpublish_qp(gid, self.qpn);
+        }
+    }
+
     /// The program connects the QP: protect it, or seek its peer.
     pub(super) fn connect(&self, g: &mut Gate, change: &QpModify, sought: Sought) {
+        self.publish_alias(g, change);
         let (Some(gid), Some(qpn)) = self.destination(g, change) else { return };
         let addr = match &sought {
             Sought::Peer { addr, .. } | Sought::Not { addr, .. } => *addr,
@@ -188,8 +236,7 @@ impl Qp {
         sought: Sought,
     ) -> std::result::Result<(), (QpAddr, &'static str, String)> {
         match sought {
-            Sought::Peer { peer, addr, incarnation, connection } => {
-                let them = Endpoint { gid: addr.0, qpn: addr.1, incarnation, connection };
+            Sought::Peer { peer, addr, them } => {
                 let link = link::connect(self, g.connection, them, peer, self.is_foreign(g));
                 g.link = Some(Box::new(link.map_err(|why| (addr, why, String::new()))?));
                 g.why_not = "";
@@ -202,11 +249,12 @@ impl Qp {
     /// What was found when the QP was connected may have been the entry of a process that had the
     /// number before. Where nothing has moved yet, the QP is linked to the right one.
     fn look_again(&self, g: &mut Gate, sought: Sought) {
-        let Sought::Peer { addr, incarnation, connection, .. } = &sought else { return };
+        let Sought::Peer { addr, them, .. } = &sought else { return };
         let Some(executor) = g.link.as_ref().map(|link| link.executor()) else { return };
-        let (lqp, them) = (executor.lqp(), executor.lqp().peer());
-        let same = (them.incarnation, them.connection) == (*incarnation, *connection);
-        if same || (them.gid, them.qpn) != *addr || lqp.epoch() > 0 || executor.on_its_way() {
+        let lqp = executor.lqp();
+        let named = self.destination(g, &QpModify::default());
+        let other = named != (Some(addr.0), Some(addr.1));
+        if lqp.peer() == *them || other || lqp.epoch() > 0 || executor.on_its_way() {
             return;
         }
         g.link = None;

@@ -63,3 +63,43 @@ fn control_endpoints_that_fail_are_mended() {
     w.exchange(20);
     assert_ne!(w.from.gate().nic, 0);
 }
+
+/// The GID at index 1 of a QP's port, which is not its NIC's.
+fn other_gid(w: &World, qp: &Qp) -> Gid {
+    w.core.nics.port(qp.id().0, 1, true).unwrap().gids[1].gid
+}
+
+/// Peers name a QP by whatever GID its program has given them. It is found by that for as long as
+/// it is connected so.
+#[test]
+fn qps_are_found_by_the_gid_that_they_are_connected_by() {
+    for told in [true, false] {
+        let w = World::unconnected(&[]);
+        w.plan.gids_are_apart.store(true, SeqCst);
+        w.plan.gids_are_told.store(told, SeqCst);
+        let connect = |qp: &Qp, peer: &Qp| {
+            let path = PathAttr { sgid_index: 1, ..PathAttr::new(other_gid(&w, peer)) };
+            connect_over(qp, peer.qpn(), path);
+        };
+        connect(&w.from, &w.to);
+        connect(&w.to, &w.from);
+        w.exchange(10);
+        if !told {
+            // Without that, nobody finds them.
+            w.wait("both are given up", || !w.from.status().pending && !w.to.status().pending);
+            assert!(!w.from.status().protected && !w.to.status().protected);
+            continue;
+        }
+        w.wait("both are protected", || w.from.status().protected && w.to.status().protected);
+        w.plan.dead[0].store(true, SeqCst);
+        w.core.jobs.put(Job::Device(0, DeviceEvent::Fatal));
+        w.exchange(20);
+        assert_ne!(w.from.gate().nic, 0);
+        let (known, directory) = (other_gid(&w, &w.to), w.core.directory.as_ref().unwrap());
+        let found = || directory.lookup_qp(known, w.to.qpn()).unwrap();
+        assert!(found().is_some());
+        let rc = RcModify { state: Some(QpState::Reset), ..RcModify::default() };
+        w.to.modify(&QpModify { rc, ..QpModify::default() }).unwrap();
+        w.wait("it is connected so no more", || found().is_none());
+    }
+}

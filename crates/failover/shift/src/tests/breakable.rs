@@ -21,6 +21,10 @@ pub(crate) struct Plan {
     pub(super) made: AtomicU32,
     /// How many verbs of control each thread has called.
     calls: Mutex<HashMap<ThreadId, u32>>,
+    /// Nothing leads from one GID of a port to another, as on devices of the machine.
+    pub(super) gids_are_apart: AtomicBool,
+    /// What GID an index stands for is told.
+    pub(super) gids_are_told: AtomicBool,
     /// A NIC dies under so many changes of its QPs from now.
     pub(super) dies_at_modify: [AtomicU32; 4],
 }
@@ -69,7 +73,15 @@ impl NicSet for Nics {
         self.0.gid(i)
     }
     fn first_port(&self, gid: Gid) -> Gid {
-        self.0.first_port(gid)
+        match self.1.gids_are_apart.load(SeqCst) {
+            true => gid,
+            false => self.0.first_port(gid),
+        }
+    }
+    fn gid_at(&self, i: usize, index: u8) -> Option<Gid> {
+        let told = self.1.gids_are_told.load(SeqCst);
+        let port = self.0.port(i, 1, true).ok().filter(|_| told)?;
+        port.gids.get(usize::from(index)).map(|entry| entry.gid)
     }
     fn node_guid(&self, i: usize) -> u64 {
         self.0.node_guid(i)

@@ -4,7 +4,7 @@ use super::*;
 use crate::lock::lock;
 use std::sync::mpsc;
 use std::sync::{OnceLock, Weak};
-use unbroken_directory::{Directory, DirectoryError, Found, MovedQp, ProcessRecord};
+use unbroken_directory::{Directory, DirectoryError, Found, MovedQp, ProcessRecord, QpEntry};
 use unbroken_failover_protocol::message::Planned;
 
 type Answer<T> = std::result::Result<T, DirectoryError>;
@@ -58,13 +58,13 @@ impl Directory for Gatekeeper {
             return Ok(Found::Nobody);
         }
         let mut found = self.0.ask_qp(gid, qpn)?;
-        if let (Found::Peer { incarnation, .. }, true) = (&mut found, self.1.stale.load(SeqCst)) {
-            *incarnation += 2;
+        if let (Found::Peer { qp, .. }, true) = (&mut found, self.1.stale.load(SeqCst)) {
+            qp.incarnation += 2;
         }
         Ok(found)
     }
-    fn publish_qp(&self, gid: Gid, qpn: u32, incarnation: u64, connection: u32) -> Answer<()> {
-        self.0.publish_qp(gid, qpn, incarnation, connection)
+    fn publish_qp(&self, gid: Gid, qpn: u32, qp: QpEntry) -> Answer<()> {
+        self.0.publish_qp(gid, qpn, qp)
     }
     fn unpublish_qp(&self, gid: Gid, qpn: u32) -> Answer<()> {
         self.0.unpublish_qp(gid, qpn)

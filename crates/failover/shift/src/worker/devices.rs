@@ -36,6 +36,9 @@ impl Worker {
                 self.report_to_application(nic, event_type::PORT_ERR, AsyncElement::Port(port));
             }
             DeviceEvent::PortActive(port) => self.port_active(nic, port),
+            DeviceEvent::PortChanged(port, event) => {
+                core.contexts.raise(nic, event as u32, AsyncElement::Port(port), |_| true);
+            }
             DeviceEvent::UnknownSender => self.moved_qps.want(),
             DeviceEvent::QpFailed { qpn, status } => self.qp_failed(nic, qpn, status),
             DeviceEvent::Qp { qpn, event } => {

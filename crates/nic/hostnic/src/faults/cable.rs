@@ -10,10 +10,15 @@
 use super::link::interface_of_link;
 use crate::counters::SYSFS;
 use std::fs;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 use unbroken_verbs::{Error, Result};
+
+/// For so long nft is waited for.
+const LONGEST: Duration = Duration::from_secs(10);
+const LONGEST_MESSAGE_BYTES: u64 = 4096;
 
 /// Cuts the cable of a device. EOPNOTSUPP where it sends past the kernel.
 pub(super) fn cut(device: &str) -> Result<()> {
@@ -42,10 +47,9 @@ pub(super) fn cut(device: &str) -> Result<()> {
 /// Whether it is cut, by whomever.
 pub(super) fn is_cut(device: &str) -> bool {
     let list = ["list", "table", "netdev", &table(device)];
-    let quiet = |command: &mut Command| {
-        command.args(list).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status()
-    };
-    quiet(&mut Command::new("nft")).is_ok_and(|status| status.success())
+    let mut nft = Command::new("nft");
+    nft.args(list).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    nft.spawn().and_then(|mut child| end_of(&mut child)).is_ok_and(|status| status.success())
 }
 
 /// Whether it is an Ethernet address that is somebody's.
@@ -95,7 +99,7 @@ fn rules(device: &str, interface: &str, address: &str) -> String {
 
 /// Has nftables carry out a script, all of it or nothing.
 fn nft(script: &str) -> Result<()> {
-    let run = || -> io::Result<std::process::Output> {
+    let run = || -> io::Result<(ExitStatus, String)> {
         let mut child = Command::new("nft")
             .args(["-f", "-"])
             .stdin(Stdio::piped())
@@ -106,28 +110,48 @@ fn nft(script: &str) -> Result<()> {
         let written = stdin.as_mut().map_or(Ok(()), |stdin| stdin.write_all(script.as_bytes()));
         drop(stdin);
         // One that has ended before it read all says why.
-        let done = child.wait_with_output()?;
-        if done.status.success() {
+        let (status, mut said) = (end_of(&mut child)?, Vec::new());
+        if status.success() {
             written?;
         }
-        Ok(done)
+        if let Some(stderr) = child.stderr.take() {
+            stderr.take(LONGEST_MESSAGE_BYTES).read_to_end(&mut said)?;
+        }
+        Ok((status, String::from_utf8_lossy(&said).into_owned()))
     };
-    let done = run().map_err(|e| match e.kind() {
+    let (status, said) = run().map_err(|e| match e.kind() {
         io::ErrorKind::NotFound => Error::new(
             libc::ENOENT,
             "a cable is cut by `nft`, which is not there (`apt install nftables`)",
         ),
         _ => Error::os("nft cannot be run", &e),
     })?;
-    if done.status.success() {
+    if status.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&done.stderr);
     let said = said.lines().next().unwrap_or("it says nothing").trim();
     Err(Error::new(
         libc::EPERM,
         format!("nft refuses the rules, which take root and a kernel from 5.16 on: {said}"),
     ))
+}
+
+/// Waits for a program's end; one that takes too long (as nft does where the kernel's lock of
+/// rules is held) is ended.
+fn end_of(child: &mut Child) -> io::Result<ExitStatus> {
+    let deadline = Instant::now() + LONGEST;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        if Instant::now() > deadline {
+            child.kill()?;
+            child.wait()?;
+            let why = format!("no end after {} s", LONGEST.as_secs());
+            return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 #[cfg(test)]

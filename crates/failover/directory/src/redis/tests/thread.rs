@@ -9,7 +9,7 @@ use super::super::Redis;
 use super::{gid, moved, record};
 use crate::record::encode_key;
 use crate::settings::Settings;
-use crate::{Directory, DirectoryError, Found, News, Surroundings};
+use crate::{Directory, DirectoryError, Found, News, QpEntry, Surroundings};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -38,7 +38,7 @@ fn found(directory: &Redis, qpn: u32) -> Result<Option<(u64, u32)>, DirectoryErr
         found = directory.answer_qp(gid(1), qpn)?;
     }
     Ok(match found {
-        Found::Peer { incarnation, connection, .. } => Some((incarnation, connection)),
+        Found::Peer { qp, .. } => Some((qp.incarnation, qp.connection)),
         _ => None,
     })
 }
@@ -57,7 +57,7 @@ fn what_is_settled_is_found_and_a_look_up_never_waits() {
     let ((a, _), (b, _)) = (open(&server), open(&server));
     wait("both have the key", || a.key().is_some() && a.key() == b.key());
     a.publish_process(11, &record(1)).unwrap();
-    a.publish_qp(gid(1), 5, 11, 3).unwrap();
+    a.publish_qp(gid(1), 5, QpEntry::new(11, 3)).unwrap();
     assert_eq!(a.lookup_qp(gid(1), 5).unwrap(), Some((11, 3)), "one's own is known at once");
     a.settle(PATIENCE);
     let unknown = b.lookup_qp(gid(1), 5).unwrap_err().to_string();
@@ -67,7 +67,7 @@ fn what_is_settled_is_found_and_a_look_up_never_waits() {
     assert_eq!(b.processes().unwrap(), [(11, record(1))]);
     assert_eq!(found(&b, 6).unwrap(), None);
     // A reset under a gate: the next but one look-up has it, and none waits.
-    a.publish_qp(gid(1), 5, 11, 4).unwrap();
+    a.publish_qp(gid(1), 5, QpEntry::new(11, 4)).unwrap();
     wait("the next connection", || b.lookup_qp(gid(1), 5).unwrap() == Some((11, 4)));
     drop(a);
     wait("its end", || b.lookup_process(11).unwrap().is_none());
@@ -84,11 +84,11 @@ fn a_slow_server_holds_nobody_up() {
     let ((a, _), (b, b_news)) = (open(&server), open(&server));
     a.publish_process(11, &record(1)).unwrap();
     for qpn in 0..64 {
-        a.publish_qp(gid(1), qpn, 11, 0).unwrap();
+        a.publish_qp(gid(1), qpn, QpEntry::new(11, 0)).unwrap();
         assert_eq!(b.ask_qp(gid(1), qpn).unwrap(), Found::Later);
         assert_eq!(b.answer_qp(gid(1), qpn).unwrap(), Found::Later);
         assert!(b.lookup_qp(gid(1), qpn).is_err());
-        b.publish_qp(gid(2), qpn, 22, 0).unwrap();
+        b.publish_qp(gid(2), qpn, QpEntry::new(22, 0)).unwrap();
         b.unpublish_qp(gid(2), qpn).unwrap();
     }
     b.publish_process(22, &record(2)).unwrap();
@@ -104,7 +104,7 @@ fn a_slow_server_holds_nobody_up() {
     wait("all are found", || {
         let is_found = |qpn: &u32| match b.answer_qp(gid(1), *qpn).unwrap() {
             Found::Nobody => b.ask_qp(gid(1), *qpn).unwrap() != Found::Later,
-            found => matches!(found, Found::Peer { incarnation: 11, .. }),
+            found => matches!(found, Found::Peer { qp, .. } if qp.incarnation == 11),
         };
         (0..64).filter(is_found).count() == 64
     });
@@ -125,7 +125,7 @@ fn while_it_is_known_to_be_away_nobody_waits_and_all_is_well_afterwards() {
     let start = Instant::now();
     a.publish_process(11, &record(1)).unwrap();
     for qpn in 0..200 {
-        a.publish_qp(gid(1), qpn, 11, 0).unwrap();
+        a.publish_qp(gid(1), qpn, QpEntry::new(11, 0)).unwrap();
         a.settle(PATIENCE);
         assert!(b.ask_qp(gid(1), qpn).is_err());
         let why = b.lookup_qp(gid(1), qpn).unwrap_err().to_string();
@@ -156,7 +156,7 @@ fn nothing_published_is_lost_by_a_server_that_comes_and_goes() {
             let (a, left) = (&a, &left);
             scope.spawn(move || {
                 for qpn in (0..QPS).map(|n| n * THREADS + thread) {
-                    a.publish_qp(gid(1), qpn, 11, 0).unwrap();
+                    a.publish_qp(gid(1), qpn, QpEntry::new(11, 0)).unwrap();
                     a.settle(PATIENCE);
                     if qpn % 3 == 0 {
                         a.unpublish_qp(gid(1), qpn).unwrap();
