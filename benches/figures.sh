@@ -1,8 +1,9 @@
 #!/bin/sh
-# The papers' figures, into docs/figures. Called by `make figures`; arguments go to `unbroken-bench figures`.
-# Those that are measured run unmodified programs on this machine for some minutes: `--only sdr` or `--only shift-7` draws less.
-# Those of the host edge (`--only edge`) need root and FRR; benches/edge/figures.py measures them, those of collectives benches/coll/figures.py,
-# those of path migration (`--only apm`) benches/apm/figures.py.
+# The papers' figures, into docs/figures. Called by `make figures`; arguments go to `unbroken-bench
+# figures`. Those that are measured run unmodified programs on this machine for some minutes:
+# `--only sdr` or `--only shift-7` draws less. Those of the host edge (`--only edge`) need root and
+# FRR; benches/edge/figures.py measures them, those of collectives benches/coll/figures.py, those of
+# path migration (`--only apm`) benches/apm/figures.py.
 set -eu
 cd "$(dirname "$0")/.."
 cargo build --release -q --bin unbroken-bench

@@ -1,5 +1,6 @@
 #!/bin/sh
-# All benches: a table, and benches/results/latest.json. Called by `make bench`; arguments go to `unbroken-bench run`.
+# All benches: a table, and benches/results/latest.json. Called by `make bench`; arguments go to
+# `unbroken-bench run`.
 set -eu
 cd "$(dirname "$0")/.."
 cargo build --release -q --bin unbroken-bench

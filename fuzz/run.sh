@@ -1,7 +1,9 @@
 #!/bin/sh
-# Fuzzes every target from its seed corpus and prints the number of executions: packets for SECONDS (default 60) and beside them, one after the other,
-# what peers say about their queue pairs for half of that, and what else comes from outside and what SDR's peers say for a quarter each. Stable Rust
-# and a C++ compiler are enough. What is found lies in <target dir>/fuzz/artifacts/ and fails the script.
+# Fuzzes every target from its seed corpus and prints the number of executions: packets for SECONDS
+# (default 60) and beside them, one after the other, what peers say about their queue pairs for half
+# of that, and what else comes from outside and what SDR's peers say for a quarter each. Stable Rust
+# and a C++ compiler are enough. What is found lies in <target dir>/fuzz/artifacts/ and fails the
+# script.
 set -eu
 seconds=${1:-60}
 cd "$(dirname "$0")"

@@ -70,7 +70,8 @@ def transitions(logs) -> dict:
     for by, qps in ((by, qps) for by in ("event", "query") for qps in Extent.qps):
         found[by, qps] = f = apm.measured(logs, qps, by, Extent.times_rounds)
         print(
-            f"  {qps} QPs, by {by}: armed within {f['armed_us']} us, migrated within {f['migrated_us']} us",
+            f"  {qps} QPs, by {by}: armed within {f['armed_us']} us, migrated within "
+            f"{f['migrated_us']} us",
             flush=True,
         )
     us = lambda what, by, qps: max(1, found[by, qps][f"{what}_us"])
@@ -123,8 +124,10 @@ def transitions(logs) -> dict:
         ),
     ]
     notes = [
-        f"All queue pairs at once: both ends load, the client asks to migrate; until its library has noticed the last of them. "
-        f"Medians of {Extent.times_rounds}. ARMED has no event in libibverbs: by event the library's thread asks for it, and wakes the program."
+        "All queue pairs at once: both ends load, the client asks to migrate; until its library "
+        "has noticed the last of them. "
+        f"Medians of {Extent.times_rounds}. ARMED has no event in libibverbs: by event the "
+        "library's thread asks for it, and wakes the program."
     ]
     return {
         "figures": [
@@ -236,8 +239,10 @@ def latency_panel(title: str, x: dict, found: dict, original: list) -> dict:
 def ping_pong_notes(what: str) -> list:
     return [
         f"Ping-pong by SEND over all queue pairs in turn, {what}, half of each round trip. "
-        "Another thread of both ends asks for the transition of all queue pairs at once, or port 1 or 2 of the client's NIC goes down. "
-        "Averages over the iterations between that and the event of the last queue pair, the first and last included; "
+        "Another thread of both ends asks for the transition of all queue pairs at once, or port 1 "
+        "or 2 of the client's NIC goes down. "
+        "Averages over the iterations between that and the event of the last queue pair, the first "
+        "and last included; "
         f"medians of {Extent.rounds} requests and {Extent.faults} faults. Every answer is checked."
     ]
 
@@ -335,7 +340,10 @@ def over_sizes(logs) -> dict:
     rows = []
     for kind, (name, _) in KINDS.items():
         over = [mean(of[kind]) - us for of, (_, us) in zip(found.values(), original)]
-        what = f"{name}: added to the original latency, {Extent.sizes[0]} to {Extent.sizes[-1]} bytes, µs"
+        what = (
+            f"{name}: added to the original latency, {Extent.sizes[0]} to {Extent.sizes[-1]} "
+            "bytes, µs"
+        )
         rows.append(
             row(
                 "Figure 8",
@@ -344,7 +352,10 @@ def over_sizes(logs) -> dict:
                 f"{min(over):.1f} to {max(over):.1f}",
             )
         )
-    title = f"APM, Figure 8: latency of a ping-pong over {qps} queue pairs during transitions and a fault"
+    title = (
+        f"APM, Figure 8: latency of a ping-pong over {qps} queue pairs during transitions and a "
+        "fault"
+    )
     return {
         "figures": [["08", figure(title, panels, 1, ping_pong_notes(f"{qps} of them"))]],
         "rows": rows,
@@ -435,15 +446,19 @@ def computation(logs) -> dict:
             rows.append(
                 row(
                     "§4, computation",
-                    f"{what}: CPU time of the library's thread; request before the computation; all over after, ms",
+                    f"{what}: CPU time of the library's thread; request before the computation; "
+                    "all over after, ms",
                     "no figure",
                     "; ".join(map(ms, ("thread_us", "asked_us", "lasted_us"))),
                 )
             )
     notes = [
-        f"A computation of about {Extent.computation_ms} ms in one thread, begun when the transition of all queue pairs has been requested; "
-        f"the library's thread hears of the events meanwhile. Medians of {Extent.computation_rounds}. "
-        "The peer, and the NICs of both, which are software, share the machine's cores with it: what they take is in the difference, too."
+        f"A computation of about {Extent.computation_ms} ms in one thread, begun when the "
+        "transition of all queue pairs has been requested; "
+        "the library's thread hears of the events meanwhile. Medians of "
+        f"{Extent.computation_rounds}. "
+        "The peer, and the NICs of both, which are software, share the machine's cores with it: "
+        "what they take is in the difference, too."
     ]
     return {
         "figures": [

@@ -97,7 +97,8 @@ def ran(logs, of: dict, at: float | None) -> dict:
         ]
         if passive or (at is None and (migrations or second)):
             raise Failure(
-                f"{of}, fault after {at} s: {len(passive)} switches, {migrations} migrations, {second} bytes on port 2"
+                f"{of}, fault after {at} s: {len(passive)} switches, {migrations} migrations, "
+                f"{second} bytes on port 2"
             )
         fault_us = next((fault["time_us"] for fault in fabric.events("fault")), None)
         struck = fault_us is not None and fault_us < began_us + 1e6 * seconds
@@ -122,13 +123,16 @@ def by_instant(logs, of: dict) -> dict:
     ]
     if len(struck) < Extent.instants / 2:
         raise Failure(
-            f"{of}: only {len(struck)} of {Extent.instants} runs were still going when the port went down"
+            f"{of}: only {len(struck)} of {Extent.instants} runs were still going when the port "
+            "went down"
         )
     each = quiet[0]["qps"] // PROCESSES
     told = statistics.fmean(seconds for _, seconds in struck)
     print(
-        f"  {of['kernel']} {of['size']}, {each} QPs a process, {of['manner']}: {usual:.2f} s, with a fault {told:.2f} s "
-        f"({told / usual - 1:+.1%}, {len(struck)} of {Extent.instants} instants), {statistics.median(run['migrations'] for run in runs):g} migrations",
+        f"  {of['kernel']} {of['size']}, {each} QPs a process, {of['manner']}: {usual:.2f} s, with "
+        f"a fault {told:.2f} s "
+        f"({told / usual - 1:+.1%}, {len(struck)} of {Extent.instants} instants), "
+        f"{statistics.median(run['migrations'] for run in runs):g} migrations",
         flush=True,
     )
     return {
@@ -203,7 +207,8 @@ def measure(logs, number: str) -> dict:
     rows = [
         row(
             f"Figure {number}",
-            f"{paper} (ours: {ours}): with a fault longer by, {of['each']} queue pairs a process, {MANNERS[manner][0]}",
+            f"{paper} (ours: {ours}): with a fault longer by, {of['each']} queue pairs a process, "
+            f"{MANNERS[manner][0]}",
             published,
             f"{of['mean'] / of['usual'] - 1:+.1%} of {of['usual']:.2f} s",
         )
@@ -211,8 +216,10 @@ def measure(logs, number: str) -> dict:
     ]
     missed = sum(Extent.instants - len(of["struck"]) for of in found.values())
     notes = [
-        f"tests/c/mpi_kernels.c, {ours}, by Open MPI's openib on two processes of each of four hosts, results verified. Port 1 of a host goes down once, "
-        f"for {PORT_BACK}, at each of {Extent.instants} instants, one in each run; medians of {Extent.quiet_runs} runs without a fault. "
+        f"tests/c/mpi_kernels.c, {ours}, by Open MPI's openib on two processes of each of four "
+        "hosts, results verified. Port 1 of a host goes down once, "
+        f"for {PORT_BACK}, at each of {Extent.instants} instants, one in each run; medians of "
+        f"{Extent.quiet_runs} runs without a fault. "
         f"{missed} runs that ended before their instant are left out."
     ]
     title = (

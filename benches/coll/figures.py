@@ -109,7 +109,8 @@ def bandwidth(logs, op: str, size: str, mode: int, hosts=2) -> float:
         said = json.loads(bench.output().splitlines()[0])
         if said["wrong"] or (said["failures"] > 0) != (mode > 0):
             raise Failure(
-                f"{op} of {size}, {MODES[mode][0]}: {said['wrong']} wrong bytes, {said['failures']} failures"
+                f"{op} of {size}, {MODES[mode][0]}: {said['wrong']} wrong bytes, "
+                f"{said['failures']} failures"
             )
     found = (
         said["bytes"]
@@ -216,11 +217,15 @@ def measure(logs, of: str) -> dict:
         for hosts in (3, 4):
             whole, balanced = (bandwidth(logs, "all-reduce", "64M", mode, hosts) for mode in (0, 2))
             kept[hosts], carried = 100 * balanced / whole, NICS * RATE_MBPS[hosts] / 1000
-            here = f"{kept[hosts]:.1f} %; without a failure {whole / carried:.1%} of what the NICs carry"
+            here = (
+                f"{kept[hosts]:.1f} %; without a failure {whole / carried:.1%} of what the NICs "
+                "carry"
+            )
             rows.append(
                 row(
                     "Figure 15",
-                    f"all-reduce, 64MiB, {hosts} hosts: kept by Balance ({HOSTS[hosts]:.1%} are possible)",
+                    f"all-reduce, 64MiB, {hosts} hosts: kept by Balance ({HOSTS[hosts]:.1%} are "
+                    "possible)",
                     "",
                     here,
                 )
@@ -241,8 +246,11 @@ def measure(logs, of: str) -> dict:
         panels.append(added["panel"])
         rows += added["rows"]
     notes = [
-        f"Two hosts with {NICS} NICs of {RATE_MBPS[2]} Mbit/s each (more hosts: {RATE_MBPS[3]} Mbit/s), unbroken coll bench, every last result checked; nic a/0 dies {DIES_MS / 1000:g} s after the beginning, and the second half of a run counts. "
-        f"The paper's are two hosts with eight NICs of 400 Gbit/s. Emulated network, not RNICs. {setting()}."
+        f"Two hosts with {NICS} NICs of {RATE_MBPS[2]} Mbit/s each (more hosts: {RATE_MBPS[3]} "
+        f"Mbit/s), unbroken coll bench, every last result checked; nic a/0 dies {DIES_MS / 1000:g} "
+        "s after the beginning, and the second half of a run counts. "
+        "The paper's are two hosts with eight NICs of 400 Gbit/s. Emulated network, not RNICs. "
+        f"{setting()}."
     ]
     titles = {
         "15": "R²CCL, Figure 15: AllReduce with one of eight NICs lost",

@@ -159,7 +159,8 @@ def figure_12() -> dict:
         "Llama 3.1 405B, TP 8 and PP 2 on two hosts of eight H100 and eight NICs of 400 Gbit/s. "
         "Prompts of 2,000 tokens, answers of 256, at equal distances for 100 s; one NIC is lost "
         "after 50 s. Nothing is calibrated. HotRepair lies on Balance. Near saturation passes "
-        "with a prompt and passes without alternate, and stages idle; what waits for a restart fills "
+        "with a prompt and passes without alternate, and stages idle; what waits for a restart "
+        "fills "
         "them, so that half of all have their tokens sooner, and much later. The captions of the "
         "paper's Figures 12 and 13 are exchanged; ours are those of its text."
     ]

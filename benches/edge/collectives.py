@@ -76,7 +76,8 @@ def both(lab, op: str, size: str) -> dict:
         under = bench(lab, op, size, SECONDS[True], f"{op}-{size}-under")
     hits = [f for f in cycle.faults if f["carried"] > 1_000_000]
     print(
-        f"  {op}, {size}: {rates(without)} | {rates(under)}; {len(cycle.faults)} faults, {len(hits)} of links in use",
+        f"  {op}, {size}: {rates(without)} | {rates(under)}; {len(cycle.faults)} faults, "
+        f"{len(hits)} of links in use",
         flush=True,
     )
     wait_until(lab.both_ways_back, 90, "both ways are back")
@@ -92,7 +93,10 @@ def gbps(said: dict) -> list:
 
 def rates(said: dict) -> str:
     all_gbps = gbps(said)
-    return f"{percentile(all_gbps, 0.2):.2f}, {percentile(all_gbps, 0.5):.2f}, {percentile(all_gbps, 0.8):.2f} ({len(all_gbps)})"
+    return (
+        f"{percentile(all_gbps, 0.2):.2f}, {percentile(all_gbps, 0.5):.2f}, "
+        f"{percentile(all_gbps, 0.8):.2f} ({len(all_gbps)})"
+    )
 
 
 def measure(logs, _python, bfd_ms: int) -> dict:
@@ -138,7 +142,11 @@ def measure(logs, _python, bfd_ms: int) -> dict:
         )
     )
     for (op, size), f in found.items():
-        here = f"{rates(f['without'])} without; {rates(f['under'])} under {f['faults']} faults, {f['hits']} of them on links in use; longest {f['without']['longest_us'] / 1e3:.0f} and {f['under']['longest_us'] / 1e3:.0f} ms"
+        here = (
+            f"{rates(f['without'])} without; {rates(f['under'])} under {f['faults']} faults, "
+            f"{f['hits']} of them on links in use; longest {f['without']['longest_us'] / 1e3:.0f} "
+            f"and {f['under']['longest_us'] / 1e3:.0f} ms"
+        )
         rows.append(
             row(
                 "Figure 11",
@@ -148,7 +156,10 @@ def measure(logs, _python, bfd_ms: int) -> dict:
             )
         )
     notes = [
-        f"{RANKS} hosts, one rank on each, unbroken coll bench, no result wrong. Faults: {FIRST_S} s after each beginning a link falls silent at the switch for 20 s, then all are well for 20 s, then the next (the paper's Figure 11: one fault that stays). BFD {bfd_ms} ms × 3, fast_failover.",
+        f"{RANKS} hosts, one rank on each, unbroken coll bench, no result wrong. Faults: "
+        f"{FIRST_S} s after each beginning a link falls silent at the switch for 20 s, then all "
+        "are well for 20 s, then the next (the paper's Figure 11: one fault that stays). BFD "
+        f"{bfd_ms} ms × 3, fast_failover.",
         "Left out: " + "; ".join(left_out) + ".",
     ]
     return {

@@ -54,7 +54,8 @@ def in_turns(lab) -> tuple:
             of_run = run(lab, f"{turn}-{'with' if faulty else 'without'}", faulty)
             times[faulty] += of_run
             print(
-                f"  run {turn + 1} of {RUNS} {'with' if faulty else 'without'} a fault: {told(of_run)}",
+                f"  run {turn + 1} of {RUNS} {'with' if faulty else 'without'} a fault: "
+                f"{told(of_run)}",
                 flush=True,
             )
     return times[False], times[True]
@@ -95,13 +96,17 @@ def measure(logs, _python, bfd_ms: int) -> dict:
         ),
         row(
             "Figure 12",
-            f"messages of {RUNS * MESSAGES} that took longer than the 99.9th percentile without a fault",
+            f"messages of {RUNS * MESSAGES} that took longer than the 99.9th percentile without a "
+            "fault",
             "",
             f"{late(without)} without, {late(with_fault)} with",
         ),
     ]
     notes = [
-        f"{RUNS * MESSAGES} messages of 8 MiB each way between two hosts, with and without a fault in turns of {MESSAGES}; BFD {bfd_ms} ms × 3, fast_failover; the link from switch to host drops everything from the middle of each faulty run on. No error, and the other uplink carried the rest."
+        f"{RUNS * MESSAGES} messages of 8 MiB each way between two hosts, with and without a fault "
+        f"in turns of {MESSAGES}; BFD {bfd_ms} ms × 3, fast_failover; the link from switch to host "
+        "drops everything from the middle of each faulty run on. No error, and the other uplink "
+        "carried the rest."
     ]
     title = "THORN-ML, Figure 12: latency of ib_send_lat, 8 MiB, with a fault and without"
     return {"figures": [["12", figure(title, panels, 2, notes)]], "rows": rows}

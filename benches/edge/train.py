@@ -96,7 +96,8 @@ def main():
                 say(f"start {time.clock_gettime(time.CLOCK_BOOTTIME) - started_s():.3f}")
         if rank == 0:
             say(
-                f"step {step} {now - began:.6f} {(now - step_began) * 1e3:.3f} {told[0].item().hex()}"
+                f"step {step} {now - began:.6f} {(now - step_began) * 1e3:.3f} "
+                f"{told[0].item().hex()}"
             )
             if step % ACCURACY_EVERY == 0:
                 with torch.no_grad():

@@ -98,7 +98,8 @@ def test_softnic_beside_rxe(logs, note, wire, what):
     figures = [statistics.median(of) for of in zip(*rounds)]
     unit = "MB/s" if what == "bandwidth" else "µs"
     note(
-        f"{what}: {statistics.median(ratios):.2f} times rxe's ({ratios[1]:.2f} to {ratios[-2]:.2f}; "
+        f"{what}: {statistics.median(ratios):.2f} times rxe's ({ratios[1]:.2f} to "
+        f"{ratios[-2]:.2f}; "
         f"{figures[0]:.1f} and {figures[1]:.1f} {unit})"
     )
     # A factor of two of room about what was measured.

@@ -141,7 +141,8 @@ class Fabric:
         done = self.command(*args)
         if done.returncode != 0:
             raise Failure(
-                f"unbroken {' '.join(map(str, args))}: status {done.returncode}: {done.stderr.strip()}"
+                f"unbroken {' '.join(map(str, args))}: status {done.returncode}: "
+                f"{done.stderr.strip()}"
             )
         return done.stdout
 

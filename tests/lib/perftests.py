@@ -100,5 +100,6 @@ def run(logs, tool: str, args: list, payload: int, settings=(), failover=True):
             packets = nics[f"{receiver}/0"]["rx_packets"]
             if min(left, came) < payload or packets == 0:
                 raise Failure(
-                    f"{left} bytes left {sender}, {came} came to {receiver} in {packets} packets; {payload} are right"
+                    f"{left} bytes left {sender}, {came} came to {receiver} in {packets} packets; "
+                    f"{payload} are right"
                 )

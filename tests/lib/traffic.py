@@ -40,8 +40,10 @@ class Result:
     def note(self) -> str:
         """The figures in a line."""
         return (
-            f"gap {_or(self.gap_ms, '.1f')} ms, detect {_or(self.detect_us, '.0f')} us, switch {_or(self.switch_us, '.0f')} us, "
-            f"{self.rate_before * 8e-9:.1f} -> {self.rate_after * 8e-9:.1f} Gbit/s ({self.share:.0%}), {self.switches} switches"
+            f"gap {_or(self.gap_ms, '.1f')} ms, detect {_or(self.detect_us, '.0f')} us, switch "
+            f"{_or(self.switch_us, '.0f')} us, "
+            f"{self.rate_before * 8e-9:.1f} -> {self.rate_after * 8e-9:.1f} Gbit/s "
+            f"({self.share:.0%}), {self.switches} switches"
         )
 
 
@@ -88,7 +90,8 @@ def survive(
     last_us = start.time_us + seconds * 1e6 - TAIL_US
     if fault_us > last_us:
         raise Failure(
-            f"the fault came {(fault_us - start.time_us) / 1e6:.1f} s after the stream's begin, which lasts {seconds:g} s"
+            f"the fault came {(fault_us - start.time_us) / 1e6:.1f} s after the stream's begin, "
+            f"which lasts {seconds:g} s"
         )
     time.sleep(max(0, (fault_us + SETTLE_US - now_us()) / 1e6))
     settled = end = meter.sample()

@@ -1,8 +1,8 @@
 #!/bin/bash
-# Runs in the guest: two "hosts" A and B in one namespace, each with two devices of rxe; A0 is joined
-# with B0, A1 with B1. (rxe of Linux 6.1 works in the initial namespace only, so rules by the device
-# that a packet leaves by keep the hosts apart.) Then the tests of devices of the machine; arguments
-# are pytest's.
+# Runs in the guest: two "hosts" A and B in one namespace, each with two devices of rxe; A0 is
+# joined with B0, A1 with B1. (rxe of Linux 6.1 works in the initial namespace only, so rules by the
+# device that a packet leaves by keep the hosts apart.) Then the tests of devices of the machine;
+# arguments are pytest's.
 set -e
 modprobe -a veth ib_uverbs rdma_ucm rdma_rxe sch_netem
 ip rule add pref 200 lookup local

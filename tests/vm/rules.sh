@@ -1,6 +1,7 @@
 #!/bin/bash
-# Runs in the guest, with Debian's own kernel. Two hosts (namespaces) with one uplink; forwarding entries as EVPN would make them; the daemon
-# turns them into flower rules, the rules carry the traffic, and what others do to them is undone. $1 is the unbroken program.
+# Runs in the guest, with Debian's own kernel. Two hosts (namespaces) with one uplink; forwarding
+# entries as EVPN would make them; the daemon turns them into flower rules, the rules carry the
+# traffic, and what others do to them is undone. $1 is the unbroken program.
 set -u
 U=$1; failed=0
 modprobe -a veth vxlan bridge sch_ingress cls_flower act_mirred act_tunnel_key

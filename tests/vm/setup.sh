@@ -1,12 +1,14 @@
 #!/bin/bash
-# Makes, once, what a VM with Debian's own kernel needs: `setup.sh FOLDER`. Ends with status 3, and says why, where it cannot be had.
+# Makes, once, what a VM with Debian's own kernel needs: `setup.sh FOLDER`. Ends with status 3, and
+# says why, where it cannot be had.
 set -eu
 here=$(dirname "$(readlink -f "$0")"); folder=$1
 skip() { echo "test-vm: skipped: $*"; exit 3; }
 [ "$(id -u)" = 0 ] || skip "the guest reads all of this machine's files, so it needs root"
 command -v apt-get >/dev/null || skip "no apt-get: Debian's kernel and QEMU come from Debian packages"
 "$here/../apt.sh" qemu-system-x86 busybox-static cpio kmod iproute2 iputils-ping binutils python3 || skip "QEMU or its tools cannot be installed"
-# What tests in the guest use: it sees this machine's programs. They say themselves what they cannot do without.
+# What tests in the guest use: it sees this machine's programs. They say themselves what they cannot
+# do without.
 "$here/../apt.sh" frr nftables perftest ibverbs-providers procps util-linux \
     python3-pytest python3-pytest-timeout || echo "test-vm: some packages cannot be installed"
 [ ! -e "$folder/ready" ] || exit 0

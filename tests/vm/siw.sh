@@ -1,5 +1,6 @@
 #!/bin/bash
-# Runs in the guest: iWARP (siw) under Unbroken is as without. $1 is the unbroken program, $2 siw.ko.
+# Runs in the guest: iWARP (siw) under Unbroken is as without. $1 is the unbroken program, $2
+# siw.ko.
 set -u
 run="$1 --runtime /tmp/siw run --devices"; failed=0
 is() { if eval "$2"; then echo "ok    $1"; else echo "FAIL  $1: $2"; failed=1; fi; }

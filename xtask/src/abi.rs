@@ -25,7 +25,8 @@ pub fn check() -> Result<usize> {
     let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
     output(cc.args(["-w", "-o"]).arg(&program).arg(&source)).map_err(|e| {
         if e.contains("infiniband/verbs.h") {
-            "infiniband/verbs.h is not installed: install the package libibverbs-dev (apt-get install libibverbs-dev)"
+            "infiniband/verbs.h is not installed: install the package libibverbs-dev (apt-get \
+             install libibverbs-dev)"
                 .into()
         } else {
             e

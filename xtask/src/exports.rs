@@ -112,7 +112,10 @@ pub fn check_newer() -> Result<usize> {
     if unknown.is_empty() {
         Ok(newer.len())
     } else {
-        Err(format!("crates/api/preload/libibverbs.txt has functions that exports.txt does not list: {unknown}"))
+        Err(format!(
+            "crates/api/preload/libibverbs.txt has functions that exports.txt does not list: \
+             {unknown}"
+        ))
     }
 }
 
@@ -138,8 +141,9 @@ mod tests {
 
     #[test]
     fn only_public_functions_count() {
-        let nm = "0000000000010dd0 T ibv_a@IBVERBS_1.0\n0000000000011e20 T ibv_a@@IBVERBS_1.1\n\
-                  0000000000000000 A IBVERBS_1.1\n00000000000191d0 T ibv_c@@IBVERBS_PRIVATE_34\n0000000000020281 B ibv_d\n";
+        let nm = "0000000000010dd0 T ibv_a@IBVERBS_1.0\n0000000000011e20 T \
+                  ibv_a@@IBVERBS_1.1\n0000000000000000 A IBVERBS_1.1\n00000000000191d0 T \
+                  ibv_c@@IBVERBS_PRIVATE_34\n0000000000020281 B ibv_d\n";
         assert_eq!(defined(nm).into_iter().collect::<Vec<_>>(), ["ibv_a"]);
     }
 }

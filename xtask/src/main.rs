@@ -30,7 +30,10 @@ fn main() -> ExitCode {
         ["abi"] => abi::check().and_then(|layouts| {
             let functions = exports::check_theirs()?;
             let newer = exports::check_newer()?;
-            println!("abi: {layouts} sizes and offsets, {functions} functions as in the installed libibverbs, {newer} of a newer one");
+            println!(
+                "abi: {layouts} sizes and offsets, {functions} functions as in the installed \
+                 libibverbs, {newer} of a newer one"
+            );
             Ok(())
         }),
         ["deps"] => deps::check(),

@@ -452,7 +452,8 @@ extern "C" fn unbapm_handle_event(
     with(apm, |it| {
         if !it.options.no_thread {
             return Err(Error::invalid(
-                "the library's thread reads the events: set no_thread in the options of unbapm_open",
+                "the library's thread reads the events: set no_thread in the options of \
+                 unbapm_open",
             ));
         }
         // SAFETY: the program gives NULL, or an event that it has not acknowledged.

@@ -41,25 +41,40 @@ pub(crate) fn state_name(state: State) -> &'static str {
 impl From<Refusal> for Error {
     fn from(refusal: Refusal) -> Error {
         let (errno, text) = match refusal {
-            Refusal::Unknown => (libc::ENOENT, "it was not added: unbapm_add comes first".to_string()),
+            Refusal::Unknown => {
+                (libc::ENOENT, "it was not added: unbapm_add comes first".to_string())
+            }
             Refusal::Twice => (libc::EEXIST, "it was added already".to_string()),
-            Refusal::Full => (libc::ENOSPC, format!("{MAX_QPS} queue pairs were added: another unbapm_open has room")),
-            Refusal::State(State::Loading | State::Migrating) => {
-                (libc::EBUSY, "a path is being loaded or migrated to: unbapm_wait waits for it".to_string())
-            }
-            Refusal::State(state) => {
-                (libc::EBUSY, format!("it is {}: only when it is ARMED it can migrate", state_name(state)))
-            }
+            Refusal::Full => (
+                libc::ENOSPC,
+                format!("{MAX_QPS} queue pairs were added: another unbapm_open has room"),
+            ),
+            Refusal::State(State::Loading | State::Migrating) => (
+                libc::EBUSY,
+                "a path is being loaded or migrated to: unbapm_wait waits for it".to_string(),
+            ),
+            Refusal::State(state) => (
+                libc::EBUSY,
+                format!("it is {}: only when it is ARMED it can migrate", state_name(state)),
+            ),
             Refusal::NoPath => (
                 libc::EINVAL,
-                "it has no path but the one in use: unbapm_specify or unbapm_choose comes first".to_string(),
+                "it has no path but the one in use: unbapm_specify or unbapm_choose comes first"
+                    .to_string(),
             ),
-            Refusal::Unhealthy(ports) => {
-                (libc::ENETDOWN, format!("no path that could be loaded is healthy; those that are not in use have ports {ports:?}, and a link is down"))
-            }
+            Refusal::Unhealthy(ports) => (
+                libc::ENETDOWN,
+                format!(
+                    "no path that could be loaded is healthy; those that are not in use have ports \
+                     {ports:?}, and a link is down"
+                ),
+            ),
             Refusal::Paths(count) => (
                 libc::EINVAL,
-                format!("{count} paths: 1 to {MAX_PATHS}, the one in use included, are right for a queue pair"),
+                format!(
+                    "{count} paths: 1 to {MAX_PATHS}, the one in use included, are right for a \
+                     queue pair"
+                ),
             ),
         };
         Error { errno, text }
@@ -72,12 +87,14 @@ impl From<NoChoice> for Error {
             NoChoice::OwnPort => (libc::EINVAL, "its port has no address"),
             NoChoice::PeerAddress => (
                 libc::EINVAL,
-                "the peer's address in use is not among those given: the peer's own unbapm_addresses are right, \
-                 with the gid_index that the queue pair is connected by",
+                "the peer's address in use is not among those given: the peer's own \
+                 unbapm_addresses are right, with the gid_index that the queue pair is connected \
+                 by",
             ),
             NoChoice::NoOther => (
                 libc::EHOSTUNREACH,
-                "there is no path to the peer but the one in use: another port of the same kind at one end is needed",
+                "there is no path to the peer but the one in use: another port of the same kind at \
+                 one end is needed",
             ),
         };
         Error::new(errno, text)

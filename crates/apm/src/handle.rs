@@ -113,7 +113,8 @@ impl Handle {
         if !migrates {
             return Err(Error::new(
                 libc::EOPNOTSUPP,
-                "the device has no automatic path migration (IBV_DEVICE_AUTO_PATH_MIG); here it takes NICs with two ports",
+                "the device has no automatic path migration (IBV_DEVICE_AUTO_PATH_MIG); here it \
+                 takes NICs with two ports",
             ));
         }
         let eventfd =

@@ -23,7 +23,8 @@ class Code:
             and (self.kind == "mds" or self.parity <= self.data)
         ):
             raise ValueError(
-                f"{self.data} data and {self.parity} parity chunks; 1 to 128, and 1 to 32 (XOR: no more than data) are right"
+                f"{self.data} data and {self.parity} parity chunks; 1 to 128, and 1 to 32 (XOR: no "
+                "more than data) are right"
             )
 
     def for_last(self, data: int) -> "Code":

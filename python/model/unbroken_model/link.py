@@ -50,7 +50,8 @@ class Link:
             raise ValueError(f"a loss of {given}; a probability from 0 to 1 is right, such as 1e-5")
         if self.mtu_bytes < 1 or self.chunk_bytes < 1 or self.chunk_bytes % self.mtu_bytes:
             raise ValueError(
-                f"chunks of {self.chunk_bytes} bytes with packets of {self.mtu_bytes}; a chunk is a multiple of a packet"
+                f"chunks of {self.chunk_bytes} bytes with packets of {self.mtu_bytes}; a chunk is "
+                "a multiple of a packet"
             )
         loss = (
             given

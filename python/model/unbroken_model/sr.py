@@ -7,7 +7,8 @@ done a round trip after the last of its chunks.
 With N_n(x) = min(M, floor((x - n*O)/T)), the chunks that have had time for n retransmissions by x
 (0 where that is negative),
 
-    ln P(max X_i <= x) = M ln(1 - p) + sum over n >= 1 of N_n(x) [ln(1 - p^(n+1)) - ln(1 - p^n)],   x >= M*T
+    ln P(max X_i <= x) = M ln(1 - p)
+                    + sum over n >= 1 of N_n(x) [ln(1 - p^(n+1)) - ln(1 - p^n)], x >= M*T
 
 The expectation is M*T + integral of (1 - P) + RTT. Between the points where some N_n begins to grow
 or is full, P is a geometric sequence over steps of T, one for each phase between two of the N_n: so

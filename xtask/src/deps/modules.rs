@@ -396,8 +396,15 @@ mod tests {
     #[test]
     fn names_are_followed_to_where_they_are_defined() {
         let (folder, uses) = crate_of(&[
-            ("lib.rs", "mod a; mod b; mod c; mod d; pub use a::Thing; use std::fmt; fn f(b: u8) { b; }"),
-            ("a.rs", "pub(crate) struct Thing { pub(super) it: u8 } #[cfg(test)] mod tests { use crate::d::D; }"),
+            (
+                "lib.rs",
+                "mod a; mod b; mod c; mod d; pub use a::Thing; use std::fmt; fn f(b: u8) { b; }",
+            ),
+            (
+                "a.rs",
+                "pub(crate) struct Thing { pub(super) it: u8 } #[cfg(test)] mod tests { use \
+                 crate::d::D; }",
+            ),
             ("b.rs", "use crate::Thing; fn f() { vec![super::c::inner::g()]; fmt::x(); }"),
             ("c.rs", "pub mod inner; use self::inner::*; fn h() { g() }"),
             ("c/inner.rs", "pub fn g() {}"),

@@ -66,8 +66,10 @@ else host a.")]
   unbroken nic drain a/0
   unbroken nic undrain a/0
 
-Queue pairs come back to the NIC that they were connected on, once it is steady: a second after it is back, longer if it failed often.
-UNBROKEN_FAILBACK=0 in a program's environment leaves them where they are. UNBROKEN_MAP=0:1,2 sends those of NIC 0 to NIC 1, else to NIC 2,
+Queue pairs come back to the NIC that they were connected on, once it is steady: a second after it \
+is back, longer if it failed often.
+UNBROKEN_FAILBACK=0 in a program's environment leaves them where they are. UNBROKEN_MAP=0:1,2 \
+sends those of NIC 0 to NIC 1, else to NIC 2,
 and nowhere else; without it they are spread over all others.")]
     Nic {
         #[command(subcommand)]
@@ -124,12 +126,15 @@ and nowhere else; without it they are spread over all others.")]
   unbroken doctor --devices mlx5_0,mlx5_1
   unbroken doctor --json | jq '.lines[] | select(.level == \"problem\")'
 
-Exit status: 0 if all is well, 1 if something keeps programs from being protected, 2 for a wrong command line.
-It changes nothing. The text can be pasted into an issue; it has addresses and device names, and no password.")]
+Exit status: 0 if all is well, 1 if something keeps programs from being protected, 2 for a wrong \
+command line.
+It changes nothing. The text can be pasted into an issue; it has addresses and device names, and \
+no password.")]
     Doctor(crate::doctor::DoctorArgs),
     /// Take the whole runtime folder away, damaged or not: fabric, faults, directory, log, counters
     #[command(
-        after_help = "Only what Unbroken has made is removed: a folder that has anything else stays as it is.
+        after_help = "Only what Unbroken has made is removed: a folder that has anything else \
+stays as it is.
 No link is followed."
     )]
     Reset {
@@ -254,7 +259,8 @@ pub(crate) enum FabricCommand {
   unbroken fabric up --ports 2
   unbroken fabric up --device plain
 
-The settings are kept in fabric.toml in the runtime folder, where single NICs may be given others.")]
+The settings are kept in fabric.toml in the runtime folder, where single NICs may be given \
+others.")]
     Up {
         /// The names of the hosts, with commas
         #[arg(long, value_delimiter = ',', default_value = "a,b,c,d", value_name = "NAMES")]
@@ -314,8 +320,10 @@ fn faults() -> String {
 }
 
 const FAULTS: &str = "
-Those of packets are of a NIC ('a/0'), of its cable ('cable a/0') or of a switch ('rail0'), and of both directions or of
-one, seen from the NIC ('loss a/0 tx 1%', 'loss a/0 rx 1%'). A switch strikes a packet once, as it enters ('rx': as it
+Those of packets are of a NIC ('a/0'), of its cable ('cable a/0') or of a switch ('rail0'), and of \
+both directions or of
+one, seen from the NIC ('loss a/0 tx 1%', 'loss a/0 rx 1%'). A switch strikes a packet once, as it \
+enters ('rx': as it
 leaves); its rate is that of each port. Several faults add up; the same one set again is replaced.
 Times have us, ms, s or m; rates K, M or G bits a second (10Gbit or 10G).";
 

@@ -70,7 +70,8 @@ fn break_interface(
         _ => "is down",
     };
     print(&format!(
-        "{fault}: the interface {interface} {what}, for all that use it, until `unbroken fault clear`\n"
+        "{fault}: the interface {interface} {what}, for all that use it, until `unbroken fault \
+         clear`\n"
     ))
 }
 
@@ -105,8 +106,9 @@ fn nobody(runtime: &Runtime, fault: &DeviceFault, takers: &[Taker]) -> String {
         false => format!("programs with --faults have {}", devices.join(", ")),
     };
     format!(
-        "fault '{fault}': no program with --faults has the device '{device}' in {}; {there}; start one with \
-         `unbroken run --devices {device} --faults -- PROGRAM` (a NIC of the emulated network is named like 'a/0')",
+        "fault '{fault}': no program with --faults has the device '{device}' in {}; {there}; start \
+         one with `unbroken run --devices {device} --faults -- PROGRAM` (a NIC of the emulated \
+         network is named like 'a/0')",
         runtime.path().display()
     )
 }

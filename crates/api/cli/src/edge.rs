@@ -272,15 +272,22 @@ fn status(name: Option<&str>, json: bool) -> output::Result {
     };
     let rows: Vec<Vec<String>> = [head].into_iter().chain(status.uplinks.iter().map(row)).collect();
     let daemon = status.daemon.map_or("does not run".to_owned(), |pid| format!("process {pid}"));
-    let rules =
-        match &status.rules {
-            None => "rules: none are configured; the kernel's bridges and VXLAN devices carry the traffic\n".to_owned(),
-            Some(r) => format!(
-            "rules: {} wanted, {} present, {} in hardware; {} destinations; last convergence {} µs; failures {}{}\n",
-            r["wanted"], r["present"], r["in_hw"], r["destinations"], r["convergence_us"], r["failures"],
+    let rules = match &status.rules {
+        None => "rules: none are configured; the kernel's bridges and VXLAN devices carry the \
+                 traffic\n"
+            .to_owned(),
+        Some(r) => format!(
+            "rules: {} wanted, {} present, {} in hardware; {} destinations; last convergence {} \
+             µs; failures {}{}\n",
+            r["wanted"],
+            r["present"],
+            r["in_hw"],
+            r["destinations"],
+            r["convergence_us"],
+            r["failures"],
             r["last_failure"].as_str().map(|f| format!(" (the last: {f})")).unwrap_or_default(),
         ),
-        };
+    };
     let last_ways = match status.last_ways.as_slice() {
         [] => String::new(),
         kept => format!("; on their last way, BGP has none: {}", kept.join(", ")),

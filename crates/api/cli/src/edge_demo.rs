@@ -346,10 +346,11 @@ fn draw(result: &Value) -> String {
         rates.iter().map(|r| blocks[((r / most * 8.0).round() as usize).min(8)]).collect();
     let mark = " ".repeat(BEFORE) + "^ the uplink falls silent";
     format!(
-        "\n{bar}  at most {most:.1} Gbit/s, {} ms a column\n{mark}\n\nlongest interval without data at the receiver: {}\n  \
-         detection (BFD, the later of both ends):      {}\n  routing (from there to changed routes):       {}\n  \
-         reconciliation: none, since no rule depends on an uplink\n  the rest, until the transport has sent again:  {}\n\
-         ib_write_bw ended without an error at both ends.\n",
+        "\n{bar}  at most {most:.1} Gbit/s, {} ms a column\n{mark}\n\nlongest interval without \
+         data at the receiver: {}\n  detection (BFD, the later of both ends):      {}\n  routing \
+         (from there to changed routes):       {}\n  reconciliation: none, since no rule depends \
+         on an uplink\n  the rest, until the transport has sent again:  {}\nib_write_bw ended \
+         without an error at both ends.\n",
         BIN_US / 1000,
         ms("outage_us"),
         ms("detection_us"),

@@ -26,7 +26,8 @@ pub(crate) fn up(runtime: &Runtime, hosts: &[String], nics: u8, kind: NicKind) -
     };
     let names: Vec<&str> = fabric.hosts().iter().map(|h| h.name.as_str()).collect();
     print(&format!(
-        "hosts {} with {} NICs each; addresses 127.{}.<host>.<nic>; link layer {}, MTU {}, ports {}, device {}; settings in {}\n",
+        "hosts {} with {} NICs each; addresses 127.{}.<host>.<nic>; link layer {}, MTU {}, ports \
+         {}, device {}; settings in {}\n",
         names.join(", "),
         nics,
         fabric.octet(),

@@ -134,7 +134,8 @@ fn still_there(nic: &str, users: &Users, seconds: f64) -> String {
         many => format!("{many} queue pairs are still on it"),
     };
     format!(
-        "{nic} is drained, but {what} after {seconds:.1} s:{named}{more}{silent}\nThey go on trying; `unbroken nic undrain {nic}` takes it back"
+        "{nic} is drained, but {what} after {seconds:.1} s:{named}{more}{silent}\nThey go on \
+         trying; `unbroken nic undrain {nic}` takes it back"
     )
 }
 

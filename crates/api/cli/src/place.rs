@@ -83,7 +83,8 @@ impl Place {
     pub(crate) fn fabric_or_error(&self) -> Result<Fabric> {
         self.fabric()?.ok_or_else(|| {
             Failure::Text(format!(
-                "there is no fabric in {}; `unbroken fabric up` makes one, and so does the first program",
+                "there is no fabric in {}; `unbroken fabric up` makes one, and so does the first \
+                 program",
                 self.path().display()
             ))
         })

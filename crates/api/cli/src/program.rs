@@ -57,8 +57,8 @@ pub(crate) fn check(program: &OsStr) -> Checked {
             format!("a {}-bit one", kind.bits)
         };
         return Err(format!(
-            "{shown} is not for this library: the program is {bits}, libunbroken.so is a {}-bit one; \
-             build the program anew",
+            "{shown} is not for this library: the program is {bits}, libunbroken.so is a {}-bit \
+             one; build the program anew",
             ours.bits
         ));
     }

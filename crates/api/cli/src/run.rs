@@ -215,7 +215,8 @@ fn check_addresses(list: &str) -> Result {
     for word in list.split(',') {
         if word.trim().parse::<IpAddr>().is_err() {
             return Err(format!(
-                "NICs: '{word}' is not an IP address; addresses of interfaces, with commas, are right"
+                "NICs: '{word}' is not an IP address; addresses of interfaces, with commas, are \
+                 right"
             )
             .into());
         }

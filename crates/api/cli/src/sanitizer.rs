@@ -61,7 +61,8 @@ impl Sanitizers {
         }
         if has_suppressions(options.as_bytes()) {
             eprintln!(
-                "unbroken: TSAN_OPTIONS names a file of suppressions; it needs the line called_from_lib:libunbroken.so"
+                "unbroken: TSAN_OPTIONS names a file of suppressions; it needs the line \
+                 called_from_lib:libunbroken.so"
             );
             return Ok(None);
         }

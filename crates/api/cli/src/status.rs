@@ -51,7 +51,8 @@ fn backups_line(backups: &BackupsStatus) -> String {
         failures => format!(", {failures} refused by their device"),
     };
     format!(
-        "backup queue pairs: {ready} ready, {awaited} awaited; {made} made, {mean_us} µs each{refused}\n"
+        "backup queue pairs: {ready} ready, {awaited} awaited; {made} made, {mean_us} µs \
+         each{refused}\n"
     )
 }
 

@@ -128,7 +128,8 @@ fn a_file_says_what_options_do_not() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cluster.toml");
     let name = path.to_str().unwrap();
-    let text = "[cluster]\nhosts = 16\nnic_mbps = 400000\ntiers = 3\npod_hosts = 4\ncore_oversubscription = 2.0\n[job]\ntensor = 8\n[recovery]\nswitch_s = 0.005\n";
+    let text = "[cluster]\nhosts = 16\nnic_mbps = 400000\ntiers = 3\npod_hosts = \
+                4\ncore_oversubscription = 2.0\n[job]\ntensor = 8\n[recovery]\nswitch_s = 0.005\n";
     std::fs::write(&path, text).unwrap();
     let plan = json(&["plan", "--file", name, "--hosts", "8"]);
     assert_eq!(

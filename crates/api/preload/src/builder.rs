@@ -30,7 +30,8 @@ const KNOWN_OPS: u64 = IBV_QP_EX_WITH_RDMA_WRITE
 pub fn check_send_ops(ops: u64) -> Result<()> {
     if ops & !KNOWN_OPS != 0 {
         return Err(Error::unsupported(format!(
-            "send_ops_flags {:#x}: writes, sends, reads, atomics and what binds and invalidates windows are known",
+            "send_ops_flags {:#x}: writes, sends, reads, atomics and what binds and invalidates \
+             windows are known",
             ops & !KNOWN_OPS
         )));
     }

@@ -24,8 +24,8 @@ pub unsafe fn looked_at(path: *const c_char) {
         SAID.call_once(|| {
             if program_needs_it() {
                 say(format_args!(
-                    "rdma_cm is not supported yet, so connections by librdmacm fail: connect by verbs and a socket instead (perftest: without -R; \
-                     not rping and its like)"
+                    "rdma_cm is not supported yet, so connections by librdmacm fail: connect by \
+                     verbs and a socket instead (perftest: without -R; not rping and its like)"
                 ));
             }
         });

@@ -104,7 +104,8 @@ pub unsafe extern "C" fn reg_dm_mr(
         let (owner, dm) = unsafe { (PdObj::of(pd)?, DmObj::of(dm)?) };
         if access & ZERO_BASED == 0 || access & !(RIGHTS | ZERO_BASED) != 0 {
             return Err(Error::invalid(format!(
-                "access flags {access:#x}: IBV_ACCESS_ZERO_BASED is needed, and rights to write, read and run atomics are known"
+                "access flags {access:#x}: IBV_ACCESS_ZERO_BASED is needed, and rights to write, \
+                 read and run atomics are known"
             )));
         }
         let addr = dm.memory.within(offset, length)? as u64;

@@ -112,8 +112,8 @@ unsafe extern "C" fn ibv_reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_attr)
         }
         if mask & !(MASK_IOVA | MASK_ADDR | MASK_BUF) != 0 {
             return Err(Error::unsupported(format!(
-                "comp_mask {mask:#x}: iova ({MASK_IOVA:#x}), addr ({MASK_ADDR:#x}) and buf ({MASK_BUF:#x}) are known, a dmah \
-                 ({MASK_DMAH:#x}) there is not"
+                "comp_mask {mask:#x}: iova ({MASK_IOVA:#x}), addr ({MASK_ADDR:#x}) and buf \
+                 ({MASK_BUF:#x}) are known, a dmah ({MASK_DMAH:#x}) there is not"
             )));
         }
         if mask & MASK_ADDR == 0 {

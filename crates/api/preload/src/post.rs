@@ -203,14 +203,16 @@ unsafe fn gather<'a>(
 #[cold]
 fn unknown_opcode(opcode: c_int) -> Error {
     Error::unsupported(format!(
-        "opcode {opcode}: WRITE and SEND (each with and without immediate), SEND with invalidate, READ, atomics, LOCAL_INV and BIND_MW are known"
+        "opcode {opcode}: WRITE and SEND (each with and without immediate), SEND with invalidate, \
+         READ, atomics, LOCAL_INV and BIND_MW are known"
     ))
 }
 
 #[cold]
 fn unknown_flags(flags: u32) -> Error {
     Error::invalid(format!(
-        "send flags {flags:#x}: fence, signaled, solicited, inline and UNBROKEN_SEND_NO_REPLAY are known"
+        "send flags {flags:#x}: fence, signaled, solicited, inline and UNBROKEN_SEND_NO_REPLAY are \
+         known"
     ))
 }
 

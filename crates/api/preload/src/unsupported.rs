@@ -37,10 +37,12 @@ macro_rules! absent_objects {
 const MULTICAST: &str =
     "there is no multicast: UDP carries it to hosts only, not to each process's QPs";
 const IMPORT: &str =
-    "objects of another process cannot be imported: they live in that process, no kernel driver holds them";
+    "objects of another process cannot be imported: they live in that process, no kernel driver \
+     holds them";
 
 const DMA_HANDLES: &str =
-    "there are no handles of DMA: they are hints for PCIe and a processor's caches, which no packet passes here";
+    "there are no handles of DMA: they are hints for PCIe and a processor's caches, which no \
+     packet passes here";
 const COUNTERS: &str = "there are no completion counters: completions are in the completion queue";
 
 absent_verbs! {
@@ -100,7 +102,8 @@ unsafe extern "C" fn ibv_set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
         }
         if (ece.vendor_id, ece.options) != (0, 0) {
             return Err(Error::unsupported(format!(
-                "vendor {:#x}, options {:#x}: this device has no options of enhanced connection establishment",
+                "vendor {:#x}, options {:#x}: this device has no options of enhanced connection \
+                 establishment",
                 ece.vendor_id, ece.options
             )));
         }

@@ -78,7 +78,8 @@ pub unsafe extern "C" fn bind_mw(
             || bind.bind_info.mw_access_flags & Access::ZERO_BASED.0 != 0
         {
             return Err(Error::invalid(
-                "ibv_bind_mw is for windows of type 1, which are not zero-based; use IBV_WR_BIND_MW for type 2",
+                "ibv_bind_mw is for windows of type 1, which are not zero-based; use \
+                 IBV_WR_BIND_MW for type 2",
             ));
         }
         let next = key & !0xff | key.wrapping_add(1) & 0xff;

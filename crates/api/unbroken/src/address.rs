@@ -47,7 +47,8 @@ impl FromStr for QpAddress {
         };
         parsed().ok_or_else(|| {
             Error::invalid(format!(
-                "`{text}` is no address of a queue pair: GID/QPN/PSN in hexadecimal, as `QpAddress` prints it"
+                "`{text}` is no address of a queue pair: GID/QPN/PSN in hexadecimal, as \
+                 `QpAddress` prints it"
             ))
         })
     }

@@ -257,7 +257,8 @@ fn document(svg: &str, (width, height): (f64, f64), title: &str) -> String {
     let escaped = title.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" \
-         viewBox=\"0 0 {} {}\" role=\"img\">\n<title>{escaped}</title>\n<style>\n{}</style>\n{body}",
+         viewBox=\"0 0 {} {}\" \
+         role=\"img\">\n<title>{escaped}</title>\n<style>\n{}</style>\n{body}",
         fine(width),
         fine(height),
         theme::style()

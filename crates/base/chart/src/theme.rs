@@ -100,7 +100,8 @@ pub fn style() -> String {
         let RGBColor(r, g, b) = light;
         let light = format!("#{r:02X}{g:02X}{b:02X}");
         dark += &format!(
-            "    [stroke=\"{light}\"] {{ stroke: {on_dark}; }} [fill=\"{light}\"] {{ fill: {on_dark}; }}\n"
+            "    [stroke=\"{light}\"] {{ stroke: {on_dark}; }} [fill=\"{light}\"] {{ fill: \
+             {on_dark}; }}\n"
         );
     }
     format!(

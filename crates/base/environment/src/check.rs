@@ -104,7 +104,8 @@ mod tests {
                 "UNBROKEN_FAILOVER=nope: right is 1/0, yes/no, on/off, true/false",
                 "UNBROKEN_LOG=nic=debug,failver=info: 'failver' is no part and no level; parts are \
                  failover, nic, directory, collective, sdr, edge, verbs; right is 1/0, yes/no, \
-                 on/off, true/false, a level (info), or parts with levels (failover=info,nic=debug)",
+                 on/off, true/false, a level (info), or parts with levels \
+                 (failover=info,nic=debug)",
                 "UNBROKEN_NIC is no variable of Unbroken; UNBROKEN_NICS is right",
                 "UNBROKEN_TIMEOUT=32: right is a number from 0 to 31",
             ]

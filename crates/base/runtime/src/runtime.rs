@@ -38,13 +38,19 @@ pub enum RuntimeError {
         source: io::Error,
     },
     /// Something else than a folder has this name.
-    #[error("runtime folder {path}: is not a folder; name a folder of your own in UNBROKEN_RUNTIME, or one that is not there yet")]
+    #[error(
+        "runtime folder {path}: is not a folder; name a folder of your own in UNBROKEN_RUNTIME, or \
+         one that is not there yet"
+    )]
     NotAFolder {
         /// The path.
         path: String,
     },
     /// There is nothing of this name, and it was only to be looked at.
-    #[error("runtime folder {path}: is not there; the first program makes it, and so does `unbroken fabric up`")]
+    #[error(
+        "runtime folder {path}: is not there; the first program makes it, and so does `unbroken \
+         fabric up`"
+    )]
     Missing {
         /// The path.
         path: String,
@@ -58,7 +64,10 @@ pub enum RuntimeError {
         entry: String,
     },
     /// It is another user's.
-    #[error("runtime folder {path}: belongs to user {owner}, this process runs as user {user}; name a folder of your own in UNBROKEN_RUNTIME")]
+    #[error(
+        "runtime folder {path}: belongs to user {owner}, this process runs as user {user}; name a \
+         folder of your own in UNBROKEN_RUNTIME"
+    )]
     Stranger {
         /// The folder.
         path: String,
@@ -68,7 +77,10 @@ pub enum RuntimeError {
         user: u32,
     },
     /// Others may write to it.
-    #[error("runtime folder {path}: others may write to it (mode {mode:03o}); name a folder of your own in UNBROKEN_RUNTIME, or one that is not there yet")]
+    #[error(
+        "runtime folder {path}: others may write to it (mode {mode:03o}); name a folder of your \
+         own in UNBROKEN_RUNTIME, or one that is not there yet"
+    )]
     Open {
         /// The folder.
         path: String,

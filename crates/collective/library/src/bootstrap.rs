@@ -66,7 +66,8 @@ impl FromStr for Id {
         };
         parsed().ok_or_else(|| {
             Error::Bootstrap(format!(
-                "`{text}` is no id of a communicator: an address with a port, `/` and 32 hexadecimal digits, as `Bootstrap::id` gives it"
+                "`{text}` is no id of a communicator: an address with a port, `/` and 32 \
+                 hexadecimal digits, as `Bootstrap::id` gives it"
             ))
         })
     }
@@ -287,12 +288,15 @@ pub(crate) fn meet(id: &Id, mut hello: Hello, patience: Duration) -> Result<Vec<
             Ok(Answer::All(all)) if all.len() == hello.ranks => return Ok(all),
             Ok(Answer::All(all)) => {
                 let (told, ranks) = (all.len(), hello.ranks);
-                return Err(Error::Bootstrap(format!("{told} ranks were told of, {ranks} expected")));
+                return Err(Error::Bootstrap(format!(
+                    "{told} ranks were told of, {ranks} expected"
+                )));
             }
             Err(Ended::Failed(error)) => return Err(error),
             Err(Ended::Early) if began.elapsed() >= patience => {
                 return Err(Error::Bootstrap(format!(
-                    "the bootstrap at {} closes every connection; is it the process that made the id?",
+                    "the bootstrap at {} closes every connection; is it the process that made the \
+                     id?",
                     id.address
                 )))
             }
@@ -331,20 +335,26 @@ fn attend(
             Err(_) => return Err(failed("what the bootstrap says was changed on its way")),
         }
         // It closes when all are there, and when one has not come in time.
-        let ended = "the bootstrap has ended: all ranks were there, or one did not come; is this one there twice?";
+        let ended = "the bootstrap has ended: all ranks were there, or one did not come; is this \
+                     one there twice?";
         step(&mut conn, MAX_ANSWER_BYTES, until, || failed(ended))?;
     }
 }
 
 fn explain(denied: &Denied, id: &Id) -> String {
     match denied {
-        Denied::UnknownProtocol => format!("what answers at {} is no bootstrap of this build: use one build", id.address),
+        Denied::UnknownProtocol => {
+            format!("what answers at {} is no bootstrap of this build: use one build", id.address)
+        }
         Denied::Refused => format!(
-            "nobody meets at {} by this id: the id is that of another job, or all ranks have come already (is this one \
-             there twice?), or one did not come in time; give all ranks the id of this job",
+            "nobody meets at {} by this id: the id is that of another job, or all ranks have come \
+             already (is this one there twice?), or one did not come in time; give all ranks the \
+             id of this job",
             id.address
         ),
-        Denied::Impostor => format!("what answers at {} does not know the secret of the id", id.address),
+        Denied::Impostor => {
+            format!("what answers at {} does not know the secret of the id", id.address)
+        }
     }
 }
 

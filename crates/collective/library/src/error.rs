@@ -13,7 +13,9 @@ pub enum Error {
     #[error("{0}")]
     Refused(String),
     /// So many operations are under way that no other finds room; wait for one of them.
-    #[error("{0} operations wait already; wait for one of them, or ask for more room (`Options::queue`)")]
+    #[error(
+        "{0} operations wait already; wait for one of them, or ask for more room (`Options::queue`)"
+    )]
     Full(usize),
     /// The ranks did not find each other.
     #[error("{0}")]

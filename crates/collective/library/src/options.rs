@@ -145,8 +145,9 @@ impl Options {
         if let (Folding::InOrder, Some(shape)) = (self.folding, self.shape) {
             if !shape.reduces_in_order() {
                 return refuse(format!(
-                    "shape {shape} reduces in an order of its own, which Folding::InOrder rules out: \
-                     Folding::Any (anyOrder, --any-order) is right, or one-shot, direct or stars"
+                    "shape {shape} reduces in an order of its own, which Folding::InOrder rules \
+                     out: Folding::Any (anyOrder, --any-order) is right, or one-shot, direct or \
+                     stars"
                 ));
             }
         }

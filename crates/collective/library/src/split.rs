@@ -180,7 +180,8 @@ fn greetings(all: &[Said], members: &[Rank], before: &[Hello]) -> Result<Vec<Hel
         let (first, settings) = *expected.get_or_insert((*rank, &offer.settings));
         if offer.settings != settings {
             let why = format!(
-                "its settings ({}) are not those of rank {first} ({settings}): give all of a colour the same",
+                "its settings ({}) are not those of rank {first} ({settings}): give all of a \
+                 colour the same",
                 offer.settings
             );
             return refuse(*rank, why);

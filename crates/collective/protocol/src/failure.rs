@@ -10,7 +10,10 @@ use crate::Rank;
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Failure {
     /// Ranks have asked for different operations.
-    #[error("operation {number} is not the same at all ranks: rank {other} has {others}, rank {first} has {its}")]
+    #[error(
+        "operation {number} is not the same at all ranks: rank {other} has {others}, rank {first} \
+         has {its}"
+    )]
     Differs {
         /// The operation.
         number: u64,
@@ -44,7 +47,8 @@ pub enum Failure {
         rank: Rank,
     },
     /// Nothing has gone on for the longest time that was allowed.
-    #[error("operation {number} stands still at rank {by}: nothing came from rank {from}, or was taken by it, within {seconds} s{}", silent(.missing))]
+    #[error("operation {number} stands still at rank {by}: nothing came from rank {from}, or was \
+             taken by it, within {seconds} s{}", silent(.missing))]
     Stalled {
         /// The rank that has waited.
         by: Rank,
@@ -72,7 +76,8 @@ pub enum Failure {
     },
     /// A rank has sent what cannot be.
     #[error(
-        "rank {rank} breaks the protocol, as rank {by} sees it (number {what}); all ranks must run the same build"
+        "rank {rank} breaks the protocol, as rank {by} sees it (number {what}); all ranks must run \
+         the same build"
     )]
     Broke {
         /// The rank.

@@ -576,7 +576,8 @@ mod tests {
         fn a_message_is_its_bytes(message in message(), cut in any::<prop::sample::Index>()) {
             let bytes = message.encode();
             prop_assert_eq!(Message::decode(&bytes), Some(message));
-            prop_assert_eq!(Message::decode(&bytes[..cut.index(bytes.len())]), None, "a part of it");
+            prop_assert_eq!(Message::decode(&bytes[..cut.index(bytes.len())]), None, "a part of \
+                                                                                      it");
         }
 
         #[test]

@@ -123,7 +123,8 @@ mod tests {
                     reduce(data, op, &mut into, &with);
                     for (k, (a, b)) in pairs.iter().enumerate() {
                         let want = op.combine(data, *a, *b).to_le_bytes();
-                        prop_assert_eq!(&into[k * size..(k + 1) * size], &want[..size], "{:?} {:?} {:x} {:x}", data, op, a, b);
+                        prop_assert_eq!(&into[k * size..(k + 1) * size], &want[..size], "{:?} {:?} \
+                                                                                         {:x} {:x}", data, op, a, b);
                     }
                 }
                 let mut into = bytes(|p| p.0);

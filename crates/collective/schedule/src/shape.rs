@@ -271,7 +271,8 @@ mod tests {
                 prop_assert!(forest.neighbours(root, node).is_empty());
             }
             for leaf in &order[ring..] {
-                prop_assert_eq!(forest.neighbours(root, *leaf).len(), 2, "a leaf sends once and receives once");
+                prop_assert_eq!(forest.neighbours(root, *leaf).len(), 2, "a leaf sends once and \
+                                                                          receives once");
             }
             let mut degree = 0;
             for node in order {

@@ -22,13 +22,21 @@ fn choices_that_do_not_fit_are_refused() {
         |shape, grouping| Choice { folding: Folding::InOrder, ..Choice::new(shape, grouping) };
     for (operation, choice, says) in [
         (gather(), of(Shape::OneShot), "OneShot is for AllReduce and Barrier alone; take Direct"),
-        (gather(), of(Shape::SubRings), "SubRings is for AllReduce among hosts; take Ring or Direct"),
+        (
+            gather(),
+            of(Shape::SubRings),
+            "SubRings is for AllReduce among hosts; take Ring or Direct",
+        ),
         (
             all(),
             Choice::new(Shape::SubRings, Grouping::Ranks),
             "SubRings is for AllReduce among hosts; take Ring or Direct",
         ),
-        (all(), in_order(Shape::Ring, Grouping::Hosts), "rings and trees reduce in an order of their own; take Direct"),
+        (
+            all(),
+            in_order(Shape::Ring, Grouping::Hosts),
+            "rings and trees reduce in an order of their own; take Direct",
+        ),
         (
             all(),
             in_order(Shape::Direct, Grouping::Ranks),
@@ -39,7 +47,11 @@ fn choices_that_do_not_fit_are_refused() {
             Choice { owners: weights(&[1, 1, 1]), ..of(Shape::Direct) },
             "this operation's owners are given; take Owners::Equal",
         ),
-        (all(), Choice { owners: weights(&[1, 1]), ..of(Shape::Direct) }, "2 weights of owners; there can be 3 to 3"),
+        (
+            all(),
+            Choice { owners: weights(&[1, 1]), ..of(Shape::Direct) },
+            "2 weights of owners; there can be 3 to 3",
+        ),
         (
             all(),
             Choice { owners: weights(&[0, 0, 0]), ..of(Shape::Direct) },
@@ -48,21 +60,34 @@ fn choices_that_do_not_fit_are_refused() {
         (
             all(),
             Choice { owners: Owners::ByCapacity, ..of(Shape::Tree) },
-            "owners by capacity are hosts, of rings or direct; take Grouping::Hosts and Shape::Direct, Shape::Ring or Shape::SubRings",
+            "owners by capacity are hosts, of rings or direct; take Grouping::Hosts and \
+             Shape::Direct, Shape::Ring or Shape::SubRings",
         ),
         (
             all(),
             Choice { owners: weights(&[1, 1, 1]), ..of(Shape::SubRings) },
             "SubRings have owners of their own; take Owners::Equal or Owners::ByCapacity",
         ),
-        (all(), Choice { channels: Some(0), ..of(Shape::Ring) }, "0 channels; there can be 1 to 256"),
-        (all(), Choice { ring: Some(vec![0, 1]), ..of(Shape::Ring) }, "2 hosts of the ring; there can be 3 to 3"),
+        (
+            all(),
+            Choice { channels: Some(0), ..of(Shape::Ring) },
+            "0 channels; there can be 1 to 256",
+        ),
+        (
+            all(),
+            Choice { ring: Some(vec![0, 1]), ..of(Shape::Ring) },
+            "2 hosts of the ring; there can be 3 to 3",
+        ),
         (
             all(),
             Choice { ring: Some(vec![0, 1, 3]), ..of(Shape::Ring) },
             "host 3 does not exist; the numbers are 0 to 2",
         ),
-        (all(), Choice { ring: Some(vec![0, 1, 1]), ..of(Shape::Ring) }, "a host is twice in the ring; name each once"),
+        (
+            all(),
+            Choice { ring: Some(vec![0, 1, 1]), ..of(Shape::Ring) },
+            "a host is twice in the ring; name each once",
+        ),
     ] {
         assert_eq!(refused(operation, choice), says);
     }

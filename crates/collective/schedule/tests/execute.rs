@@ -32,7 +32,8 @@ proptest! {
         let schedule = plan.schedule();
         check(&schedule, &topology).map_err(|flaw| TestCaseError::fail(flaw.to_string()))?;
         for rank in 0..topology.ranks() {
-            prop_assert_eq!(&plan.program(rank), &schedule.programs[rank], "alone as with the others");
+            prop_assert_eq!(&plan.program(rank), &schedule.programs[rank], "alone as with the \
+                                                                            others");
         }
         let inputs = cases::inputs(&collective, seed, choice.folding == Folding::Any);
         let want = expected(&collective, &topology, &inputs);

@@ -73,7 +73,8 @@ proptest! {
             }
         }
         let of_all: u64 = counted.memory.iter().sum();
-        prop_assert!((memory - of_all as f64).abs() <= TOLERANCE * of_all as f64, "{memory} for {of_all}");
+        prop_assert!((memory - of_all as f64).abs() <= TOLERANCE * of_all as f64, "{memory} for \
+                                                                                   {of_all}");
     }
 }
 

@@ -291,8 +291,8 @@ fn what_is_chosen_for_short_shards_is_no_worse_than_what_was_there() {
                 let ours = choose(&now, operation, Folding::Any).unwrap().plan;
                 let [well, kept, now] = [us(&before, &t), us(&kept, &now), us(&ours, &now)];
                 let what = format!(
-                    "{hosts} hosts of {ranks}, {fabric:?}, {kib} KiB: {well:.1} us before, {kept:.1} \
-                     kept, {now:.1} now, {:?} in {} chunks",
+                    "{hosts} hosts of {ranks}, {fabric:?}, {kib} KiB: {well:.1} us before, \
+                     {kept:.1} kept, {now:.1} now, {:?} in {} chunks",
                     ours.choice().shape,
                     ours.chunks()
                 );

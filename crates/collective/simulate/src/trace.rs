@@ -154,7 +154,8 @@ mod tests {
         let again = "90,host0/nic0\n# later\n10,host0/nic0,100\n";
         assert_eq!(
             says(again).unwrap_err(),
-            "line 1: host0/nic0 is lost already, since line 3; a repair of that before 90 s is right"
+            "line 1: host0/nic0 is lost already, since line 3; a repair of that before 90 s is \
+             right"
         );
         assert!(says("10,host0/nic0\n90,host0/nic0,5").unwrap_err().starts_with("line 2"));
         // repaired in time, another NIC, another port

@@ -23,10 +23,14 @@ pub struct Finding {
 
 /// Name, a shell command that works where it is there, whether it is needed, and how to get it.
 const FEATURES: [(&str, &str, bool, &str); 8] = [
-    ("veth", "ip link add t0 type veth peer name t1", true, "load the kernel module veth (CONFIG_VETH)"),
+    ("veth", "ip link add t0 type veth peer name t1", true, "load the kernel module veth \
+                                                             (CONFIG_VETH)"),
     ("bridge", "ip link add t0 type bridge", true, "load the kernel module bridge (CONFIG_BRIDGE)"),
-    ("vxlan", "ip link add t0 type vxlan id 5 dstport 4789 nolearning", true, "load the kernel module vxlan (CONFIG_VXLAN)"),
-    (TABLES, "ip rule add pref 9 lookup 9", false, "CONFIG_IP_MULTIPLE_TABLES; fast_failover needs it"),
+    ("vxlan", "ip link add t0 type vxlan id 5 dstport 4789 nolearning", true, "load the kernel \
+                                                                               module vxlan \
+                                                                               (CONFIG_VXLAN)"),
+    (TABLES, "ip rule add pref 9 lookup 9", false, "CONFIG_IP_MULTIPLE_TABLES; fast_failover needs \
+                                                    it"),
     (
         "clsact",
         "ip link add t0 type veth peer name t1 && tc qdisc add dev t0 clsact",
@@ -35,21 +39,26 @@ const FEATURES: [(&str, &str, bool, &str); 8] = [
     ),
     (
         "flower",
-        "ip link add t0 type veth peer name t1 && tc qdisc add dev t0 clsact && tc filter add dev t0 ingress flower dst_mac 02:00:00:00:00:01",
+        "ip link add t0 type veth peer name t1 && tc qdisc add dev t0 clsact && tc filter add dev \
+         t0 ingress flower dst_mac 02:00:00:00:00:01",
         false,
-        "load the kernel module cls_flower (CONFIG_NET_CLS_FLOWER); without it leave rules = \"none\"",
+        "load the kernel module cls_flower (CONFIG_NET_CLS_FLOWER); without it leave rules \
+         = \"none\"",
     ),
     (
         "tunnel_key",
         "tc actions add action tunnel_key set src_ip 1.1.1.1 dst_ip 1.1.1.2 id 7 dst_port 4789",
         false,
-        "load the kernel module act_tunnel_key (CONFIG_NET_ACT_TUNNEL_KEY); without it leave rules = \"none\"",
+        "load the kernel module act_tunnel_key (CONFIG_NET_ACT_TUNNEL_KEY); without it leave rules \
+         = \"none\"",
     ),
     (
         "mirred",
-        "ip link add t0 type veth peer name t1 && tc actions add action mirred egress redirect dev t0",
+        "ip link add t0 type veth peer name t1 && tc actions add action mirred egress redirect dev \
+         t0",
         false,
-        "load the kernel module act_mirred (CONFIG_NET_ACT_MIRRED); without it leave rules = \"none\"",
+        "load the kernel module act_mirred (CONFIG_NET_ACT_MIRRED); without it leave rules \
+         = \"none\"",
     ),
 ];
 
@@ -122,7 +131,8 @@ pub fn check(config: Option<&Path>) -> Vec<Finding> {
     }
     let hardware = run(&["devlink", "dev", "show"]).is_ok_and(|t| !t.trim().is_empty());
     let how =
-        "no device is managed by devlink, so no NIC offloads rules here: use veth, and rules = \"none\" or \"skip_hw\"";
+        "no device is managed by devlink, so no NIC offloads rules here: use veth, and rules \
+         = \"none\" or \"skip_hw\"";
     add("a NIC with an embedded switch", (!hardware).then(|| how.into()), false);
     if let Some(path) = config {
         let plan =

@@ -213,7 +213,8 @@ impl Folder {
         match stat.st_mode & 0o022 {
             0 => Ok(self),
             _ => Err(EdgeError::Refused(format!(
-                "{}: others may write into this folder (mode {:03o}); name one of your own in UNBROKEN_EDGE",
+                "{}: others may write into this folder (mode {:03o}); name one of your own in \
+                 UNBROKEN_EDGE",
                 self.path.display(),
                 stat.st_mode & 0o777
             ))),

@@ -173,9 +173,10 @@ impl Frr {
         let (folder, sockets) = (self.folder.display(), self.sockets());
         let sockets = sockets.display();
         let mut args = format!(
-            "env --default-signal=TERM,INT,HUP setpriv --reuid frr --regid frr --init-groups --reset-env --inh-caps {CAPABILITIES} \
-             --ambient-caps {CAPABILITIES} {DAEMONS}/{name} -d -f {folder}/{name}.conf -i {folder}/{name}.pid -z {sockets}/zserv.api \
-             --vty_socket {sockets} -P 0 --log file:{folder}/{name}.log --log-level notifications"
+            "env --default-signal=TERM,INT,HUP setpriv --reuid frr --regid frr --init-groups \
+             --reset-env --inh-caps {CAPABILITIES} --ambient-caps {CAPABILITIES} {DAEMONS}/{name} \
+             -d -f {folder}/{name}.conf -i {folder}/{name}.pid -z {sockets}/zserv.api --vty_socket \
+             {sockets} -P 0 --log file:{folder}/{name}.log --log-level notifications"
         );
         match name {
             "zebra" => args += " -s 90000000",
@@ -370,9 +371,10 @@ mod tests {
 
     #[test]
     fn a_line_that_a_daemon_does_not_take_is_told() {
-        let said = "% Configure the peer-group first\n2026/11/27 19:28:29 BGP: [EC 100663304] Command \
-                    returned Warning Config Failed on config line 3:  neighbor 10.0.0.9 peer-group x\n\
-                    2026/11/27 ZEBRA: [NNACN-54BDA] Disabling MPLS support (no kernel support)\n";
+        let said = "% Configure the peer-group first\n2026/11/27 19:28:29 BGP: [EC 100663304] \
+                    Command returned Warning Config Failed on config line 3:  neighbor 10.0.0.9 \
+                    peer-group x\n2026/11/27 ZEBRA: [NNACN-54BDA] Disabling MPLS support (no \
+                    kernel support)\n";
         let error = refused("bgpd", said).unwrap_err().to_string();
         assert_eq!(
             error,

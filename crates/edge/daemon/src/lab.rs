@@ -152,7 +152,8 @@ impl Lab {
 
     fn head(&self, name: &str, loopback: &str, asn: u32) -> String {
         format!(
-            "name = \"{name}\"\nloopback = \"{loopback}\"\nasn = {asn}\nmtu = {}\nfast_failover = {}\n",
+            "name = \"{name}\"\nloopback = \"{loopback}\"\nasn = {asn}\nmtu = {}\nfast_failover = \
+             {}\n",
             UPLINK_MTU - 50,
             self.fast_failover
         )
@@ -180,8 +181,9 @@ impl Lab {
         }
         let port = |vni: u32, rep: &str, netns: &str| {
             format!(
-                "\n[[tenant]]\nvni = {vni}\n\n[[tenant.port]]\nrepresentor = \"{rep}\"\nveth = \"vf0\"\n{netns}\
-                 mac = \"02:00:00:00:09:{host:02x}\"\naddress = \"192.168.9.{host}/24\"\n"
+                "\n[[tenant]]\nvni = {vni}\n\n[[tenant.port]]\nrepresentor = \"{rep}\"\nveth \
+                 = \"vf0\"\n{netns}mac = \"02:00:00:00:09:{host:02x}\"\naddress \
+                 = \"192.168.9.{host}/24\"\n"
             )
         };
         add(port(100, "rep0", ""));
@@ -222,8 +224,8 @@ fn uplink(device: &str, address: &str, peer: &str, asn: u32, loopback: &str) -> 
     // writing to a String cannot fail
     let _ = write!(
         text,
-        "\n[[uplink]]\ndevice = \"{device}\"\naddress = \"{address}\"\npeer = \"{peer}\"\npeer_asn = {asn}\n\
-         peer_loopback = \"{loopback}\"\n"
+        "\n[[uplink]]\ndevice = \"{device}\"\naddress = \"{address}\"\npeer = \"{peer}\"\npeer_asn \
+         = {asn}\npeer_loopback = \"{loopback}\"\n"
     );
     text
 }

@@ -82,8 +82,13 @@ fn plan(nics: &[Nic], look: &dyn Fn(&Nic) -> Result<Shown>) -> Result<Vec<Step>>
         if functions > 0 {
             let why =
                 if switchdev { format!(", not {wanted}") } else { format!(" in mode {mode}") };
-            return Err(EdgeError::config(*line, format!("the NIC {pci} has {functions} virtual functions already{why}; when nobody uses them, take them away: \
-                 echo 0 >{DEVICES}/{pci}/sriov_numvfs")));
+            return Err(EdgeError::config(
+                *line,
+                format!(
+                    "the NIC {pci} has {functions} virtual functions already{why}; when nobody \
+                     uses them, take them away: echo 0 >{DEVICES}/{pci}/sriov_numvfs"
+                ),
+            ));
         }
         if !switchdev {
             let set = |mode: &str| words(&format!("devlink dev eswitch set pci/{pci} mode {mode}"));

@@ -182,8 +182,8 @@ impl Planner<'_> {
                 return Ok(());
             }
             return Err(EdgeError::Refused(format!(
-                "there is a device '{VTEP}' that is not an external VXLAN device at port {VTEP_PORT}; \
-                 rules need that name: give yours another, or leave rules = \"none\""
+                "there is a device '{VTEP}' that is not an external VXLAN device at port \
+                 {VTEP_PORT}; rules need that name: give yours another, or leave rules = \"none\""
             )));
         }
         let mtu = self.config.mtu;
@@ -212,7 +212,8 @@ impl Planner<'_> {
         } else {
             let make = [
                 format!(
-                    "ip link add {bridge} mtu {mtu} type bridge stp_state 0 ageing_time {}00 mcast_snooping 0",
+                    "ip link add {bridge} mtu {mtu} type bridge stp_state 0 ageing_time {}00 \
+                     mcast_snooping 0",
                     AGEING_S
                 ),
                 // The bridge is a device of the host, too, and the host is no member of the
@@ -246,7 +247,8 @@ impl Planner<'_> {
         } else {
             let make = [
                 format!(
-                    "ip link add {anchor} mtu {mtu} type vxlan id {} local {loopback} dstport {VXLAN_PORT} nolearning",
+                    "ip link add {anchor} mtu {mtu} type vxlan id {} local {loopback} dstport \
+                     {VXLAN_PORT} nolearning",
                     tenant.vni
                 ),
                 format!("ip link set {anchor} addrgenmode none"),

@@ -24,7 +24,8 @@ use crate::plan::{plan, Present, Step};
 use crate::process::{hold, Running};
 use crate::{check, failover, last, nic, policy};
 
-const NONE: &str = "no edge is up here: `unbroken edge up` makes one, `unbroken edge demo` shows one (both as root)";
+const NONE: &str = "no edge is up here: `unbroken edge up` makes one, `unbroken edge demo` shows \
+                    one (both as root)";
 
 /// The folder of all hosts' folders, unless `UNBROKEN_EDGE` names another.
 const FOLDER: &str = "/run/unbroken-edge";

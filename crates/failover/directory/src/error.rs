@@ -16,7 +16,10 @@ pub enum DirectoryError {
         source: std::io::Error,
     },
     /// The file is damaged.
-    #[error("directory {path}: {what}; name another folder in UNBROKEN_RUNTIME, or end the programs that use this one, and the next makes it anew")]
+    #[error(
+        "directory {path}: {what}; name another folder in UNBROKEN_RUNTIME, or end the programs \
+         that use this one, and the next makes it anew"
+    )]
     Damaged {
         /// The folder.
         path: String,

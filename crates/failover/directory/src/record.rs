@@ -2,17 +2,23 @@
 //! newer program can tell.
 //!
 //! ```text
-//! QP:       0  version = 5   8  process u64   16  incarnation u64   24  connection u32   28  NIC u32               32 bytes
-//! moved:    0  version = 5   8  process u64   16  GID now   32  QPN now u32   36  zero u32   40  GID shown             56 bytes
+//! QP:       0  version = 5   8  process u64   16  incarnation u64   24  connection u32
+//!           28 NIC u32
+//!                                                                             32 bytes
+//! moved:    0  version = 5   8  process u64   16  GID now   32  QPN now u32   36  zero u32
+//!           40 GID shown
+//!                                                                             56 bytes
 //! process:  0  version = 5   1  NICs u8    4  pid u32    8  process u64, then for each NIC:
-//!           0  index u32     4  GID        20  control QPN u32   24  set of keys u16   26  length of the name u8   27  name (UTF-8),
-//!           then  number of further ports u8, and for each:  GID, control QPN u32
-//! key:      0  version = 5   8  the key    40  FNV-1a of what is before it, u64                                   48 bytes
+//!           0  index u32     4  GID        20  control QPN u32   24  set of keys u16
+//!           26 length of the name u8       27  name (UTF-8), then  number of further ports u8,
+//!           and for each:  GID, control QPN u32
+//! key:      0  version = 5   8  the key    40  FNV-1a of what is before it, u64
+//!                                                                             48 bytes
 //! ```
 //!
-//! `NIC` is one more than the index of the QP's NIC in its process; 0: it is the one whose GID the QP
-//! is entered under. `process` is the id of the process's presence ([`unbroken_runtime::Presence`]), by which the
-//! living are told from the dead.
+//! `NIC` is one more than the index of the QP's NIC in its process; 0: it is the one whose GID the
+//! QP is entered under. `process` is the id of the process's presence
+//! ([`unbroken_runtime::Presence`]), by which the living are told from the dead.
 
 use crate::directory::QpEntry;
 use unbroken_types::Gid;

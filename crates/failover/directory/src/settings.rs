@@ -108,7 +108,8 @@ impl Settings {
     pub fn parse_public(text: &str) -> Result<Settings> {
         if servers::split(text).is_ok_and(|(_, url)| url.password().is_some()) {
             return Err(DirectoryError::Setting(format!(
-                "directory: everybody can see a password on the command line; give it in {PASSWORD_FILE} (the name of a file) or in {PASSWORD}"
+                "directory: everybody can see a password on the command line; give it in \
+                 {PASSWORD_FILE} (the name of a file) or in {PASSWORD}"
             )));
         }
         Settings::parse(text)

@@ -187,7 +187,8 @@ impl FailCause {
             FailCause::TooManyEpochs => "too many paths were tried in vain",
             FailCause::ShellSilent => "the device did not answer",
             FailCause::NeverWorked => {
-                "nothing ever came through although the path lives: the ends do not fit (QPNs, PSNs)"
+                "nothing ever came through although the path lives: the ends do not fit (QPNs, \
+                 PSNs)"
             }
         }
     }

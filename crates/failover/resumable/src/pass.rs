@@ -33,7 +33,8 @@ impl PassedQp {
     pub(crate) fn new(opened: &Arc<Opened>, init: &QpInit) -> Result<Arc<PassedQp>> {
         if init.srq.is_some() {
             return Err(Error::unsupported(
-                "on devices that have plain verbs only, QPs that are not protected cannot use an SRQ",
+                "on devices that have plain verbs only, QPs that are not protected cannot use an \
+                 SRQ",
             ));
         }
         let sends = opened.reserve_cq(&init.send_cq, init.caps.max_send_wr.max(1))?;

@@ -28,7 +28,8 @@ fn however_plain_devices_flush_nothing_is_lost() {
             match run_with(seed, Mutant::None, Some(flush), false) {
                 Ok(s) => stats.add(&s),
                 Err(violation) => panic!(
-                    "schedule {seed}: {violation}; see it: sim --seed {seed} --schedules 1 --trace --flush {}",
+                    "schedule {seed}: {violation}; see it: sim --seed {seed} --schedules 1 --trace \
+                     --flush {}",
                     flush.name()
                 ),
             }

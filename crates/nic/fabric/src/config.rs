@@ -95,7 +95,8 @@ impl FromStr for NicName {
     fn from_str(text: &str) -> Result<NicName> {
         let wrong = || {
             FabricError::Name(format!(
-                "'{text}' is not the name of a NIC; a NIC is named like 'a/0', its second port 'a/0/2'"
+                "'{text}' is not the name of a NIC; a NIC is named like 'a/0', its second port \
+                 'a/0/2'"
             ))
         };
         let (host, index) = text.split_once('/').ok_or_else(wrong)?;

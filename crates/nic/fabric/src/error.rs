@@ -32,7 +32,10 @@ pub enum FabricError {
         what: String,
     },
     /// A shared page is not one, or is of another version.
-    #[error("{path}: {what}; name another folder in UNBROKEN_RUNTIME, or, while no program uses this fabric, move the file away")]
+    #[error(
+        "{path}: {what}; name another folder in UNBROKEN_RUNTIME, or, while no program uses this \
+         fabric, move the file away"
+    )]
     Page {
         /// The file.
         path: String,

@@ -219,7 +219,8 @@ impl Fabric {
             Ipv4Addr::new(127, self.shape.octet, (lid >> 7).min(255) as u8, (lid & 0x7f) as u8);
         let nic = self.locate(addr).ok_or_else(|| {
             FabricError::Name(format!(
-                "no port of the fabric has LID {lid}; the LID of a port is 128 * host number + last octet of its address"
+                "no port of the fabric has LID {lid}; the LID of a port is 128 * host number + \
+                 last octet of its address"
             ))
         })?;
         match self.nic_kind(&nic.host, nic.index).link_layer {

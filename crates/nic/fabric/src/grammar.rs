@@ -71,7 +71,8 @@ fn rail_of(text: &str) -> Result<Rail> {
         Some(number).filter(|n| n.bytes().all(|b| b.is_ascii_digit())).and_then(|n| n.parse().ok());
     nic.map(|nic| Rail { nic, port }).ok_or_else(|| {
         FabricError::Name(format!(
-            "'{text}' is not the name of a switch; a switch is named like 'rail0', that of second ports 'rail0b'"
+            "'{text}' is not the name of a switch; a switch is named like 'rail0', that of second \
+             ports 'rail0b'"
         ))
     })
 }
@@ -211,7 +212,8 @@ impl<'a> Words<'a> {
             [word, ..] => {
                 let nic: NicName = word.parse().map_err(|_| {
                     self.wrong(format!(
-                        "'{word}' is not a place; a NIC is named like 'a/0', a cable like 'cable a/0', a switch like 'rail0'"
+                        "'{word}' is not a place; a NIC is named like 'a/0', a cable like 'cable \
+                         a/0', a switch like 'rail0'"
                     ))
                 })?;
                 (Place::Nic(nic), 1)

@@ -53,15 +53,19 @@ kinds! {
         "nic", "nic a/0 dead", "the NIC does nothing more; its programs see a device-fatal event";
     Down = 2:
         "nic", "nic a/0 down", "its port is down; its programs see a port-down event";
-        "nic", "nic a/0/2 down", "the same for port 2 alone; so can 'cable a/0/2 cut' and 'flap a/0/2 …'";
+        "nic", "nic a/0/2 down", "the same for port 2 alone; so can 'cable a/0/2 cut' and 'flap \
+                                  a/0/2 …'";
         "cable", "cable a/0 cut", "nothing comes through the cable of the NIC";
-        "switch", "switch rail0 down", "nothing comes through the switch that joins the NICs 0 of all hosts";
+        "switch", "switch rail0 down", "nothing comes through the switch that joins the NICs 0 of \
+                                        all hosts";
         "switch", "switch rail0b down", "the same of the switch that joins their second ports";
         "spine", "spine down", "nothing comes from NICs of one rail to those of another";
     Flap = 11:
-        "flap", "flap a/0 down=200ms up=1s", "the port is down and up in turns; also of 'cable a/0' and 'rail0'";
+        "flap", "flap a/0 down=200ms up=1s", "the port is down and up in turns; also of 'cable \
+                                              a/0' and 'rail0'";
     WqeError = 12:
-        "wqe-error", "wqe-error a/0", "the next send posted to the NIC is made invalid: its queue pair fails";
+        "wqe-error", "wqe-error a/0", "the next send posted to the NIC is made invalid: its queue \
+                                       pair fails";
     Loss = 3:
         "loss", "loss a/0 1%", "packets are lost at random";
     BurstLoss = 4:
@@ -71,12 +75,15 @@ kinds! {
     Duplicate = 6:
         "duplicate", "duplicate a/0 1%", "packets come twice";
     Reorder = 7:
-        "reorder", "reorder a/0 1% by=200us", "packets are held back, so that later ones overtake them";
+        "reorder", "reorder a/0 1% by=200us", "packets are held back, so that later ones overtake \
+                                               them";
     Rate = 8:
-        "rate", "rate a/0 1Gbit", "all processes of the NIC together send, and receive, no more than that at each port";
+        "rate", "rate a/0 1Gbit", "all processes of the NIC together send, and receive, no more \
+                                   than that at each port";
     Delay = 9:
         "delay", "delay a/0 5ms", "packets are late by this, each direction";
-        "delay", "delay a/0/2 5ms", "the same for port 2 alone, as 'delay rail0b 5ms' for all second ports; so can all that packets suffer";
+        "delay", "delay a/0/2 5ms", "the same for port 2 alone, as 'delay rail0b 5ms' for all \
+                                     second ports; so can all that packets suffer";
     Jitter = 10:
         "jitter", "jitter a/0 1ms", "packets are late by a random time up to this, in order";
 }

@@ -202,8 +202,8 @@ impl Registry {
             self.release(octet, runtime);
         }
         Err(FabricError::Octet(format!(
-            "no second octet is free, or can be entered in {}: all {OCTETS} may be those of runtime folders; \
-             `unbroken fabric down` gives back that of a folder of yours",
+            "no second octet is free, or can be entered in {}: all {OCTETS} may be those of \
+             runtime folders; `unbroken fabric down` gives back that of a folder of yours",
             self.folder.display()
         )))
     }
@@ -216,7 +216,8 @@ impl Registry {
         }
         match entries.iter().find(|e| e.octet == octet && e.standing() == Standing::Lives) {
             Some(e) => Err(FabricError::Octet(format!(
-                "{}: octet {octet} is that of the runtime folder {} of user {}; name another octet there, or another folder in UNBROKEN_RUNTIME",
+                "{}: octet {octet} is that of the runtime folder {} of user {}; name another octet \
+                 there, or another folder in UNBROKEN_RUNTIME",
                 runtime.fabric_toml().display(),
                 e.path.display(),
                 e.owner

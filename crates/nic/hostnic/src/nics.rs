@@ -38,7 +38,8 @@ impl Wanted {
         for (i, name) in names.iter().enumerate() {
             if name.is_empty() || name.contains(['/', ' ']) {
                 return Err(Error::invalid(format!(
-                    "'{text}': names of RDMA devices with commas, as `ibv_devices` lists them, or 'all'"
+                    "'{text}': names of RDMA devices with commas, as `ibv_devices` lists them, or \
+                     'all'"
                 )));
             }
             if names[..i].contains(name) {
@@ -110,7 +111,8 @@ impl HostNics {
         if nics.is_empty() {
             return Err(Error::new(
                 libc::ENODEV,
-                "this machine has no RDMA device that can be protected (`ibv_devices` lists those that there are)",
+                "this machine has no RDMA device that can be protected (`ibv_devices` lists those \
+                 that there are)",
             ));
         }
         let revival = Revival::new(nics.iter().map(|nic| nic.name.clone()).collect());

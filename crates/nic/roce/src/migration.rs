@@ -119,9 +119,12 @@ impl Migration {
         let why = match (change.migration, from) {
             (Some(Armed), _) => "ARMED comes by itself when both ends are in REARM: ask for REARM",
             (Some(Rearm), _) if change.alternate.or(self.alternate).is_none() => {
-                "REARM needs an alternate path (IBV_QP_ALT_PATH): none is loaded, or a migration has used it"
+                "REARM needs an alternate path (IBV_QP_ALT_PATH): none is loaded, or a migration \
+                 has used it"
             }
-            (Some(Migrated), Rearm) => "it is not armed yet: the peer has not said that it is ready",
+            (Some(Migrated), Rearm) => {
+                "it is not armed yet: the peer has not said that it is ready"
+            }
             (None | Some(Migrated), Rearm | Armed) if change.alternate.is_some() => {
                 "the alternate path is in use: another one needs REARM beside it"
             }

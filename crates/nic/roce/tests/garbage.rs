@@ -86,7 +86,8 @@ proptest! {
         for end in &mut pair.ends {
             let _ = end.qp.take_event();
             end.qp.fail(WcStatus::FatalErr, &mut end.wcs);
-            prop_assert_eq!((end.wcs.sends.len(), end.wcs.recvs.len()), (3, 2), "each WR completes once");
+            prop_assert_eq!((end.wcs.sends.len(), end.wcs.recvs.len()), (3, 2), "each WR completes \
+                                                                                 once");
             prop_assert!(end.wcs.sends.iter().map(|w| w.wr_id).eq(1..=3));
         }
     }

@@ -508,16 +508,15 @@ fn main() -> Result<()> {
     }
     let mode = args.first().map_or("all", String::as_str);
     let seconds = args.get(1).map_or(Ok(2.0), |s| s.parse())?;
-    let run = |mode: &str| {
-        match mode {
+    let run = |mode: &str| match mode {
         "bare" => bare(seconds),
         "bare-latency" => bare_latency(seconds),
         "write" | "send" | "read" | "latency" | "write-latency" => softnic(mode, seconds),
         _ => Err(format!(
-            "'{mode}' is no mode: write, send, read, latency, write-latency, bare, bare-latency and all are"
+            "'{mode}' is no mode: write, send, read, latency, write-latency, bare, bare-latency \
+             and all are"
         )
         .into()),
-    }
     };
     match mode {
         "all" => ["bare", "write", "send", "read", "bare-latency", "latency", "write-latency"]

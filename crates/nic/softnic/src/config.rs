@@ -81,7 +81,8 @@ fn parse_addresses(list: &str) -> Result<Vec<IpAddr>> {
     for word in list.split(',').map(str::trim) {
         let addr: IpAddr = word.parse().map_err(|_| {
             Error::invalid(format!(
-                "UNBROKEN_NICS: '{word}' is not an IP address; addresses of interfaces, with commas, are right"
+                "UNBROKEN_NICS: '{word}' is not an IP address; addresses of interfaces, with \
+                 commas, are right"
             ))
         })?;
         if addrs.contains(&addr) {

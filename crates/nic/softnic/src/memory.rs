@@ -221,10 +221,14 @@ impl Table {
         match self.entry_piece(pd, e.lkey, e.addr, e.len, need) {
             Ok(_) => Ok(()),
             Err(MemError::NotInOnePiece) => Err(Error::invalid(format!(
-                "entry {index}: key {:#x} is itself indirect or a window; a plain region or the null region is possible",
+                "entry {index}: key {:#x} is itself indirect or a window; a plain region or the \
+                 null region is possible",
                 e.lkey
             ))),
-            Err(why) => Err(Error::invalid(format!("entry {index} (key {:#x}, {} bytes): {why}", e.lkey, e.len))),
+            Err(why) => Err(Error::invalid(format!(
+                "entry {index} (key {:#x}, {} bytes): {why}",
+                e.lkey, e.len
+            ))),
         }
     }
 }
@@ -333,7 +337,10 @@ impl MemoryDomain for Domain {
         if users > 0 {
             return Err(Error::new(
                 libc::EBUSY,
-                format!("protection domain {pd} has {users} regions, windows, QPs or SRQs: end them first"),
+                format!(
+                    "protection domain {pd} has {users} regions, windows, QPs or SRQs: end them \
+                     first"
+                ),
             ));
         }
         let place = (pd.0 - t.first_pd) as usize;

@@ -12,7 +12,10 @@ pub enum CodeError {
     #[error("{0} parity chunks; 1 to {MAX_PARITY} are right")]
     Parity(usize),
     /// An XOR code with an empty group.
-    #[error("XOR of {parity} groups over {data} data chunks leaves groups empty; as many parity as data chunks at most are right")]
+    #[error(
+        "XOR of {parity} groups over {data} data chunks leaves groups empty; as many parity as \
+         data chunks at most are right"
+    )]
     Groups {
         /// Data chunks.
         data: usize,
@@ -20,7 +23,10 @@ pub enum CodeError {
         parity: usize,
     },
     /// A code id that means no code here.
-    #[error("code id {0:#010x} is not known; 0x01kkmm (MDS) and 0x02kkmm (XOR) are right, with k data and m parity chunks in hexadecimal")]
+    #[error(
+        "code id {0:#010x} is not known; 0x01kkmm (MDS) and 0x02kkmm (XOR) are right, with k data \
+         and m parity chunks in hexadecimal"
+    )]
     Id(u32),
     /// A last submessage that is no shorter one.
     #[error("a last submessage of {last} chunks; 1 to {data} are right")]
@@ -47,7 +53,10 @@ pub enum CodeError {
         expected: usize,
     },
     /// A chunk of a wrong length.
-    #[error("chunk {index} has {given} bytes; {expected} are right (the last data chunk alone may be shorter, but not empty)")]
+    #[error(
+        "chunk {index} has {given} bytes; {expected} are right (the last data chunk alone may be \
+         shorter, but not empty)"
+    )]
     Length {
         /// Which: data chunks first, then parity chunks.
         index: usize,
@@ -75,7 +84,10 @@ pub enum CodeError {
         chunks: usize,
     },
     /// More is lost than parity can bring back.
-    #[error("{data} data and {parity} parity chunks are lost, more than the code recovers: they must be sent again")]
+    #[error(
+        "{data} data and {parity} parity chunks are lost, more than the code recovers: they must \
+         be sent again"
+    )]
     Unrecoverable {
         /// Lost data chunks.
         data: usize,

@@ -36,7 +36,10 @@ pub enum LoadError {
     #[error("ISA-L cannot be loaded ({0}); on Debian: apt-get install libisal2")]
     Library(#[from] libloading::Error),
     /// It computes something else.
-    #[error("{LIBRARY} multiplies {0} by all bytes to other products than GF(2^8) with 0x11d has: it is not used")]
+    #[error(
+        "{LIBRARY} multiplies {0} by all bytes to other products than GF(2^8) with 0x11d has: it \
+         is not used"
+    )]
     Products(u8),
 }
 

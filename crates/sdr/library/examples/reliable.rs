@@ -66,7 +66,8 @@ fn main() -> Result<()> {
     }
     let (sent, got) = (sender.counts(), receiver.counts());
     println!(
-        "{MESSAGES} messages of 1 MiB in {:?}: {} chunks sent, {} recovered from parity, {} sent again",
+        "{MESSAGES} messages of 1 MiB in {:?}: {} chunks sent, {} recovered from parity, {} sent \
+         again",
         began.elapsed(),
         sent.chunks,
         got.recovered,

@@ -60,7 +60,10 @@ impl Info {
         let length = rest.and_then(|rest| rest.first_chunk::<4>());
         let length = length.map(|bytes| u32::from_be_bytes(*bytes) as usize);
         length.filter(|bytes| (HEAD_BYTES..=1 << 20).contains(bytes)).ok_or_else(|| {
-            Error::wrong("this is no information of a queue pair: give what sdr_qp_info_get wrote at the peer")
+            Error::wrong(
+                "this is no information of a queue pair: give what sdr_qp_info_get wrote at the \
+                 peer",
+            )
         })
     }
 

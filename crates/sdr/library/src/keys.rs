@@ -53,9 +53,11 @@ impl Protection {
         match nics.iter().find(|(_, can)| !can.windows) {
             None => Ok(Protection::Windows),
             Some((nic, _)) => Err(Error::wrong(format!(
-                "NIC {nic} has not what takes a receive's buffer from under packets that are late: indirect keys, or memory windows of \
-                 type 2, on all NICs of a context the same. (Queue pairs that are reset in their place are not there.) Failover hides \
-                 the windows of plain NICs: open the host without it, by Host::bare or Host::bare_from_env"
+                "NIC {nic} has not what takes a receive's buffer from under packets that are late: \
+                 indirect keys, or memory windows of type 2, on all NICs of a context the same. \
+                 (Queue pairs that are reset in their place are not there.) Failover hides the \
+                 windows of plain NICs: open the host without it, by Host::bare or \
+                 Host::bare_from_env"
             ))),
         }
     }
@@ -194,7 +196,8 @@ fn bind(
 ) -> Result<Vec<u32>> {
     if !core.is_connected() {
         return Err(Error::wrong(
-            "the queue pair is not connected: its NICs have no indirect keys, and memory windows are bound by queue pairs that are",
+            "the queue pair is not connected: its NICs have no indirect keys, and memory windows \
+             are bound by queue pairs that are",
         ));
     }
     let mut granted = vec![0; windows.len()];

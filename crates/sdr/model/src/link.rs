@@ -46,11 +46,15 @@ pub enum LinkError {
     Loss(f64),
     /// Nearly everything is lost.
     #[error(
-        "{0:.4} of all chunks would be lost; up to {HIGHEST_LOSS} is modelled: lower the loss, or make chunks smaller"
+        "{0:.4} of all chunks would be lost; up to {HIGHEST_LOSS} is modelled: lower the loss, or \
+         make chunks smaller"
     )]
     Hopeless(f64),
     /// Chunks that are not made of whole packets.
-    #[error("chunks of {chunk} bytes with packets of {mtu}; a chunk is a multiple of a packet, such as 65536 of 4096")]
+    #[error(
+        "chunks of {chunk} bytes with packets of {mtu}; a chunk is a multiple of a packet, such as \
+         65536 of 4096"
+    )]
     Chunk {
         /// Bytes of a chunk.
         chunk: u64,
@@ -174,7 +178,10 @@ mod tests {
         assert!(error(Link { rtt_s: f64::NAN, ..default }).contains("0 or more"));
         assert!(error(Link { loss: Loss::Packet(1.5), ..default }).contains("from 0 to 1"));
         assert!(error(Link { loss: Loss::Chunk(f64::NAN), ..default }).contains("from 0 to 1"));
-        assert!(error(Link { loss: Loss::Packet(0.3), ..default }).contains("0.9967 of all chunks"));
+        assert!(error(Link { loss: Loss::Packet(0.3), ..default }).contains(
+            "0.9967 of all \
+                                                                             chunks"
+        ));
         assert!(error(Link { chunk_bytes: 5000, ..default }).contains("multiple of a packet"));
         assert!(error(Link { chunk_bytes: 0, ..default }).contains("multiple of a packet"));
     }

@@ -57,7 +57,8 @@ pub enum AttrError {
     Mtu(u32),
     /// The chunk.
     #[error(
-        "chunks of 2^{chunk} bytes; from the MTU, {mtu} bytes, to the longest message, 2^{message} bytes, is right"
+        "chunks of 2^{chunk} bytes; from the MTU, {mtu} bytes, to the longest message, 2^{message} \
+         bytes, is right"
     )]
     Chunk {
         /// Its logarithm.
@@ -78,7 +79,10 @@ pub enum AttrError {
         bits: u8,
     },
     /// Bytes in flight.
-    #[error("2^{given} bytes in flight; at least 2^{least} (a chunk for each message) and at most 2^{MAX_IN_FLIGHT_LOG2} is right")]
+    #[error(
+        "2^{given} bytes in flight; at least 2^{least} (a chunk for each message) and at most \
+         2^{MAX_IN_FLIGHT_LOG2} is right"
+    )]
     InFlight {
         /// The logarithm given.
         given: u8,
@@ -86,7 +90,10 @@ pub enum AttrError {
         least: u8,
     },
     /// The longest message has too many packets.
-    #[error("messages of {packets} packets; the immediate's {bits} bits number {most}: fewer bytes in flight, more messages, or longer packets")]
+    #[error(
+        "messages of {packets} packets; the immediate's {bits} bits number {most}: fewer bytes in \
+         flight, more messages, or longer packets"
+    )]
     Packets {
         /// Packets of the longest message.
         packets: u64,

@@ -13,8 +13,8 @@ pub struct Split {
 /// Why a split is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "an immediate of {id} + {offset} + {user} bits; right are 32 in all, 1 to 16 for the message, 1 to 30 for the packet, and 0, 1, 2, 4 or 8 \
-     for the user, such as 10 + 18 + 4"
+    "an immediate of {id} + {offset} + {user} bits; right are 32 in all, 1 to 16 for the message, \
+     1 to 30 for the packet, and 0, 1, 2, 4 or 8 for the user, such as 10 + 18 + 4"
 )]
 pub struct SplitError {
     id: u8,

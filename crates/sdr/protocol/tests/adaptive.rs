@@ -123,7 +123,8 @@ fn where_loss_varies_it_is_better_than_either_fixed_choice() {
             for messages in [64, 256] {
                 let (sr, ec) = where_loss_varies(size_log2, losses, messages);
                 println!(
-                    "2^{size_log2} bytes, {messages} messages at each of {losses:?}: {sr:.3} of SR-NACK, {ec:.3} of EC"
+                    "2^{size_log2} bytes, {messages} messages at each of {losses:?}: {sr:.3} of \
+                     SR-NACK, {ec:.3} of EC"
                 );
                 assert!(
                     sr < 1.0 && ec < 1.0,

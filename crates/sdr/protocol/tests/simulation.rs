@@ -172,7 +172,10 @@ fn every_byte_is_in_its_place_whatever_the_network_does() {
                 }
             }
         }
-        println!("{scheme}: {messages} messages, {repeated} chunks again, {recovered} recovered, {late} packets late");
+        println!(
+            "{scheme}: {messages} messages, {repeated} chunks again, {recovered} recovered, {late} \
+             packets late"
+        );
         assert!(messages >= 5000 && late > 0 && repeated > 0);
         assert_eq!(recovered > 0, matches!(scheme, Scheme::Ec(_)));
     }

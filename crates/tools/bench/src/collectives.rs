@@ -161,17 +161,32 @@ pub fn run(unbroken: &Path, python: Option<&Path>, rounds: u32) -> Result<Vec<En
         Some(python) => {
             let rounds = rounds.min(MOST_ROUNDS);
             for (bytes, iterations, what) in [(LARGE, 10, "64 MiB"), (8, 2000, "8 B")] {
-                entries.extend(beside_gloo(unbroken, python, rounds, &Beside { bytes, iterations, what, mbps: None })?);
+                entries.extend(beside_gloo(
+                    unbroken,
+                    python,
+                    rounds,
+                    &Beside { bytes, iterations, what, mbps: None },
+                )?);
             }
             match rustix::process::geteuid().is_root() {
                 true => {
-                    let limited = Beside { bytes: LARGE, iterations: 3, what: "64 MiB", mbps: Some(RATE_MBPS) };
+                    let limited = Beside {
+                        bytes: LARGE,
+                        iterations: 3,
+                        what: "64 MiB",
+                        mbps: Some(RATE_MBPS),
+                    };
                     entries.extend(beside_gloo(unbroken, python, rounds, &limited)?);
                 }
-                false => println!("AllReduce beside gloo where NICs limit is left out: gloo's link takes root"),
+                false => println!(
+                    "AllReduce beside gloo where NICs limit is left out: gloo's link takes root"
+                ),
             }
         }
-        None => println!("AllReduce beside gloo is left out: there is no Python with torch; `make test-torch` makes one, --python names one"),
+        None => println!(
+            "AllReduce beside gloo is left out: there is no Python with torch; `make test-torch` \
+             makes one, --python names one"
+        ),
     }
     for (op, title) in [
         ("all-reduce", "AllReduce"),

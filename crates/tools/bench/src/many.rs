@@ -75,7 +75,8 @@ pub fn run(unbroken: &Path, scale: &Path) -> Result<Vec<Entry>> {
     let bench = format!("one QP among {}", f.qps);
     let args = spec.args.join(" ");
     let command = format!(
-        "unbroken run --host b -- tests-c/scale --listen 5000 {args} & unbroken run --host a -- tests-c/scale --connect 127.0.0.1:5000 {args}"
+        "unbroken run --host b -- tests-c/scale --listen 5000 {args} & unbroken run --host a -- \
+         tests-c/scale --connect 127.0.0.1:5000 {args}"
     );
     let entry =
         |metric, value, unit, better| Entry::new(&bench, metric, value, unit, better, &command);

@@ -48,12 +48,14 @@ mod tests {
 
     #[test]
     fn finds_the_row() {
-        let output = " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]\n \
-                      65536      96500            0.00               25.30              0.048256\n---\n";
+        let output = " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   \
+                      MsgRate[Mpps]\n 65536      96500            0.00               \
+                      25.30              0.048256\n---\n";
         assert_eq!(bandwidth_gbps(output, 65536), Some(25.30));
         assert_eq!(bandwidth_gbps(output, 8), None);
-        let output = " #bytes #iterations t_min[usec] t_max[usec] t_typical[usec] t_avg[usec] t_stdev 99% 99.9%\n \
-                      8       1000          3.00     20.0   5.50   5.61   0.70   7.30   9.00\n";
+        let output = " #bytes #iterations t_min[usec] t_max[usec] t_typical[usec] t_avg[usec] \
+                      t_stdev 99% 99.9%\n 8       1000          3.00     20.0   5.50   5.61   \
+                      0.70   7.30   9.00\n";
         assert_eq!(
             latency_us(output, 8),
             Some(Latency { typical_us: 5.5, mean_us: 5.61, deviation_us: 0.7, p99_us: 7.3 })

@@ -179,7 +179,8 @@ fn address_from_env(text: Option<String>) -> std::result::Result<IpAddr, Failure
     };
     text.parse().map_err(|_| {
         Failure::Text(format!(
-            "UNBROKEN_COLL_ADDRESS is '{text}': an IP address of this machine is right, 10.0.0.1 say"
+            "UNBROKEN_COLL_ADDRESS is '{text}': an IP address of this machine is right, 10.0.0.1 \
+             say"
         ))
     })
 }
@@ -242,7 +243,10 @@ fn one(runtime: &Runtime, args: &BenchArgs, rank: usize) -> Result {
     if rank == 0 {
         tell_size(args, comm.ranks());
         if !args.json {
-            print("       bytes   iterations     time (us)  longest (us)  algbw (Gbit/s)  busbw (Gbit/s)  wrong\n")?;
+            print(
+                "       bytes   iterations     time (us)  longest (us)  algbw (Gbit/s)  busbw \
+                 (Gbit/s)  wrong\n",
+            )?;
         }
     }
     let mut bytes = args.min;

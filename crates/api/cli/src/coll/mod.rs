@@ -25,12 +25,15 @@ pub(crate) enum CollCommand {
     #[command(after_help = "Examples:
   unbroken coll bench --hosts a,b                         # both ranks, one process each
   unbroken coll bench --hosts a,b,c --op all-gather --min 1M --max 64M
-  unbroken coll bench --hosts a,b --max 16M --min 16M --for 10s & sleep 3; unbroken fault set 'nic a/0 dead'
+  unbroken coll bench --hosts a,b --max 16M --min 16M --for 10s & sleep 3; unbroken fault set 'nic \
+a/0 dead'
   unbroken coll bench --rank 0 --ranks 2 --host a --id-file ~/id &     # each rank by itself
   unbroken coll bench --rank 1 --ranks 2 --host b --id-file ~/id
-  UNBROKEN_NICS=10.0.0.1 unbroken coll bench --rank 0 --ranks 2 --address 10.0.0.1 --id-file /shared/id    # between real interfaces
+  UNBROKEN_NICS=10.0.0.1 unbroken coll bench --rank 0 --ranks 2 --address 10.0.0.1 --id-file \
+/shared/id    # between real interfaces
 
-Times are of one operation, until the last rank has it done; sizes are those of the larger buffer; bandwidths as nccl-tests has them:
+Times are of one operation, until the last rank has it done; sizes are those of the larger buffer; \
+bandwidths as nccl-tests has them:
 size by time, and that times what a NIC carries for each byte of it.")]
     Bench(Box<BenchArgs>),
     /// Show communicators: what NICs carry, what was lost, where it was found to be

@@ -22,7 +22,8 @@ pub(crate) fn status(runtime: Option<&Runtime>, json: bool) -> Result {
 fn text(s: &Snapshot) -> String {
     let c = &s.counters;
     let mut out = format!(
-        "pid {} rank {} of {}, host {}: {} operations, {} paths failed, {} streams moved, {} frames sent again\n",
+        "pid {} rank {} of {}, host {}: {} operations, {} paths failed, {} streams moved, {} \
+         frames sent again\n",
         s.pid,
         s.rank,
         s.ranks,

@@ -106,7 +106,8 @@ impl Back {
     fn tell(&self, screen: &Screen) {
         let Back { at_s, healed_s, switch_us, .. } = self;
         screen.say(&format!(
-            "   back on {}     {:.2} s after the NIC was healed, by a planned switch of {switch_us} us",
+            "   back on {}     {:.2} s after the NIC was healed, by a planned switch of \
+             {switch_us} us",
             self.path,
             at_s - healed_s
         ));

@@ -342,7 +342,8 @@ fn switch_line(s: &Switch) -> String {
             let detect = s.detect_us.map_or("?".to_string(), |us| us.to_string());
             let reason = &s.reason;
             format!(
-                "switch {path}, noticed after {detect} us ({reason}), first good completion {} us later, {again}",
+                "switch {path}, noticed after {detect} us ({reason}), first good completion {} us \
+                 later, {again}",
                 s.switch_us
             )
         }
@@ -368,8 +369,8 @@ mod tests {
 
     #[test]
     fn errors_are_found_in_the_output() {
-        let output =
-            "----\n Completion with error at client\n Failed status 12: wr_id 0 syndrom 0x81\nscnt=1, ccnt=0\n";
+        let output = "----\n Completion with error at client\n Failed status 12: wr_id 0 syndrom \
+                      0x81\nscnt=1, ccnt=0\n";
         assert_eq!(
             error_lines(output),
             "Completion with error at client\nFailed status 12: wr_id 0 syndrom 0x81"
@@ -425,12 +426,17 @@ mod tests {
         let line = switch_line(&switch(SwitchKind::Passive, "a", ("a/0-b/0", "a/1-b/1"), 0));
         assert_eq!(
             line,
-            "switch at host a: a/0-b/0 -> a/1-b/1, noticed after 120 us (device-fatal), first good completion 500 us later, nothing sent again"
+            "switch at host a: a/0-b/0 -> a/1-b/1, noticed after 120 us (device-fatal), first good \
+             completion 500 us later, nothing sent again"
         );
         let line = switch_line(&Switch {
             replayed: 2,
             ..switch(SwitchKind::Planned, "a", ("a/1-b/1", "a/0-b/0"), 0)
         });
-        assert_eq!(line, "back at host a: a/1-b/1 -> a/0-b/0, a planned switch (failback) of 500 us, 2 WRs sent again");
+        assert_eq!(
+            line,
+            "back at host a: a/1-b/1 -> a/0-b/0, a planned switch (failback) of 500 us, 2 WRs sent \
+             again"
+        );
     }
 }

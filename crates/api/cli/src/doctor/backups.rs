@@ -150,8 +150,8 @@ fn remedy(devices: &[&Device], reach: &Reach) -> String {
 fn at_the_peer(devices: &[&Device]) -> String {
     let Some(first) = devices.first() else { return "`ib_write_bw`".into() };
     format!(
-        "for each of its devices and each here: there `ib_write_bw -d ITS_DEVICE -x ITS_INDEX`, here \
-         `ib_write_bw {} PEER`",
+        "for each of its devices and each here: there `ib_write_bw -d ITS_DEVICE -x ITS_INDEX`, \
+         here `ib_write_bw {} PEER`",
         arguments(first)
     )
 }

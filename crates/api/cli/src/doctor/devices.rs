@@ -21,9 +21,9 @@ pub(crate) fn choose(all: Vec<Device>, named: Option<&[String]>) -> (Vec<Device>
         let line = Line::problem(
             "devices",
             "the kernel shows no RDMA device in /sys/class/infiniband",
-            "load the NIC's RDMA driver (`modprobe mlx5_ib`, `bnxt_re`, `irdma`, …); in a container, \
-             give it the devices of the host; to try it without an RNIC: \
-             `rdma link add rxe0 type rxe netdev INTERFACE`",
+            "load the NIC's RDMA driver (`modprobe mlx5_ib`, `bnxt_re`, `irdma`, …); in a \
+             container, give it the devices of the host; to try it without an RNIC: `rdma link add \
+             rxe0 type rxe netdev INTERFACE`",
         );
         return (all, vec![line]);
     }

@@ -82,7 +82,8 @@ pub(super) fn heatmap(args: &HeatmapArgs) -> Result {
     let Answer { scheme, against, objective, .. } = &answer;
     let link = args.link.link(0.0);
     let mut text = format!(
-        "link     {}, round trip {}\ntimes    {against} over {scheme}, {objective}: above 1, {scheme} is faster\n\n",
+        "link     {}, round trip {}\ntimes    {against} over {scheme}, {objective}: above 1, \
+         {scheme} is faster\n\n",
         show::rate_bps(link.bandwidth_bps),
         show::time_s(link.rtt_s),
     );

@@ -42,10 +42,12 @@ pub(crate) struct ModelArgs {
 const AFTER: &str = "Examples:
   unbroken model --bandwidth 400G --distance 3750km --loss 1e-5 --size 128M
   unbroken model --bandwidth 100G --rtt 12ms --loss 0.1% --size 1G --objective p99.9 --json
-  unbroken model predict mds:32,8 --bandwidth 400G --distance 3750km --loss 1e-5 --size 128M --ring 4
+  unbroken model predict mds:32,8 --bandwidth 400G --distance 3750km --loss 1e-5 --size 128M \
+--ring 4
   unbroken model heatmap --bandwidth 400G --distance 3750km
 
-Sizes: K, M, G, T are powers of 1024 (KB, MB … powers of 1000). Bandwidths are in bits a second. The model: docs/guide/sdr.md.";
+Sizes: K, M, G, T are powers of 1024 (KB, MB … powers of 1000). Bandwidths are in bits a second. \
+The model: docs/guide/sdr.md.";
 
 #[derive(Subcommand)]
 enum ModelCommand {
@@ -132,7 +134,8 @@ impl Question {
         if chunks > MOST_CHUNKS {
             let most = show::with_prefix((MOST_CHUNKS * link.chunk_bytes) as f64, 1024.0);
             return Err(Failure::Text(format!(
-                "a message of {chunks} chunks is longer than the model takes; up to {most} with these chunks, or larger chunks (--chunk), are right"
+                "a message of {chunks} chunks is longer than the model takes; up to {most} with \
+                 these chunks, or larger chunks (--chunk), are right"
             )));
         }
         Ok(Question { link, channel, bytes: message.size, chunks })
@@ -159,8 +162,8 @@ impl Question {
             Loss::Chunk(_) => format!("loss {chunk_loss} of chunks of {}", size(chunk_bytes)),
         };
         format!(
-            "link     {}, round trip {}, {losses}\n\
-             message  {}, {chunks} {}: {} without losses ({} of it injection); {} lost in the mean\n",
+            "link     {}, round trip {}, {losses}\nmessage  {}, {chunks} {}: {} without losses ({} \
+             of it injection); {} lost in the mean\n",
             show::rate_bps(bandwidth_bps),
             show::time_s(channel.rtt_s),
             size(self.bytes),
@@ -184,7 +187,10 @@ impl Question {
         let telling = again_s > TELLING * self.ideal_s();
         telling.then(|| {
             let again_s = show::time_s(again_s);
-            format!("note     times with retransmissions are lower bounds: sending all again that Selective Repeat loses takes {again_s} of the link\n")
+            format!(
+                "note     times with retransmissions are lower bounds: sending all again that \
+                 Selective Repeat loses takes {again_s} of the link\n"
+            )
         })
     }
 }
@@ -276,9 +282,13 @@ pub(crate) fn model(args: &ModelArgs) -> Result {
     match (&args.command, &args.link, &args.message) {
         (Some(ModelCommand::Predict(args)), ..) => predict::predict(args),
         (Some(ModelCommand::Heatmap(args)), ..) => heatmap::heatmap(args),
-        (None, Some(link), Some(message)) => recommend::recommend(&Question::new(link, message)?, &args.answer),
+        (None, Some(link), Some(message)) => {
+            recommend::recommend(&Question::new(link, message)?, &args.answer)
+        }
         _ => Err(Failure::Text(
-            "a link and a message are needed, such as: unbroken model --bandwidth 400G --distance 3750km --loss 1e-5 --size 128M".into(),
+            "a link and a message are needed, such as: unbroken model --bandwidth 400G --distance \
+             3750km --loss 1e-5 --size 128M"
+                .into(),
         )),
     }
 }

@@ -102,7 +102,8 @@ pub(super) fn predict(args: &PredictArgs) -> Result {
     );
     if let Some(ring) = &answer.ring {
         text += &format!(
-            "\nring     all-reduce of {} over {} datacentres, {} rounds: {} in the mean of {} samples (at least {})\n\n{}",
+            "\nring     all-reduce of {} over {} datacentres, {} rounds: {} in the mean of {} \
+             samples (at least {})\n\n{}",
             show::bytes(question.bytes as f64),
             ring.datacentres,
             ring.rounds,

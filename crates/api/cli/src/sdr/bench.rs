@@ -123,7 +123,8 @@ fn check(args: &BenchArgs) -> Result {
     let memory = args.size.saturating_mul(args.in_flight.into());
     if memory > 4 << 30 {
         return Err(Failure::Text(format!(
-            "{} messages of {} bytes in flight need {memory} bytes at each end; at most 4G is right",
+            "{} messages of {} bytes in flight need {memory} bytes at each end; at most 4G is \
+             right",
             args.in_flight, args.size
         )));
     }
@@ -330,10 +331,9 @@ fn write_all(end: &End, from: &Memory, args: &BenchArgs, began: Instant) -> Resu
 
 fn shown(r: &Report) -> String {
     format!(
-        "{} messages of {} in {}: {}, {:.0} packets/s\n\
-         a message takes {} in the mean, {} for 99 of 100; round trip {}\n\
-         injected at {}; {} segments with a code\n\
-         {} chunks sent, {} of them again, {} recovered from parity; {} packets came too late, {} twice; {} under-runs\n",
+        "{} messages of {} in {}: {}, {:.0} packets/s\na message takes {} in the mean, {} for 99 \
+         of 100; round trip {}\ninjected at {}; {} segments with a code\n{} chunks sent, {} of \
+         them again, {} recovered from parity; {} packets came too late, {} twice; {} under-runs\n",
         r.messages,
         show::with_prefix(r.message_bytes as f64, 1024.0) + "iB",
         show::time_s(r.seconds),

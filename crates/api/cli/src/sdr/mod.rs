@@ -24,7 +24,8 @@ pub(crate) struct SdrArgs {
 enum SdrCommand {
     /// Reliable writes from one host to another: throughput, times, what was sent again
     #[command(
-        after_help = "Both ends are processes of this command. Faults are set beside it, or before. With --listen and --connect
+        after_help = "Both ends are processes of this command. Faults are set beside it, or \
+before. With --listen and --connect
 the ends are on machines of their own, over UDP between their interfaces.
 
 Examples:
@@ -41,7 +42,8 @@ Examples:
     /// How much of plain UDP a way loses, over time and for several payloads; gives what `unbroken
     /// model` asks for
     #[command(
-        after_help = "Sends at a bounded rate for a bounded time, and answers one question: what is lost.
+        after_help = "Sends at a bounded rate for a bounded time, and answers one question: what \
+is lost.
 
 Examples:
   unbroken sdr probe --listen 192.0.2.7:7600          at the far end

@@ -90,7 +90,10 @@ impl Peer {
 
     /// Connects to who waits at an address; gives the address from which that was, too.
     pub(super) fn connect(to: SocketAddr, deadline: Duration) -> Result<(Peer, IpAddr)> {
-        let what = format!("--connect {to}: start the other end there first, with: unbroken sdr bench --listen {to}");
+        let what = format!(
+            "--connect {to}: start the other end there first, with: unbroken sdr bench --listen \
+             {to}"
+        );
         let io = |e| Failure::io(&what, e);
         let stream = TcpStream::connect_timeout(&to, PATIENCE).map_err(io)?;
         Peer::over(stream, "the server", deadline).map_err(io)

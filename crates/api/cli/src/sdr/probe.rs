@@ -302,7 +302,8 @@ fn ask(socket: &UdpSocket, nonce: u64, trial: u32) -> Result<u64> {
         }
     }
     Err(Failure::Text(
-        "the far end does not answer; start it there, of this version, with: unbroken sdr probe --listen ADDRESS:PORT"
+        "the far end does not answer; start it there, of this version, with: unbroken sdr probe \
+         --listen ADDRESS:PORT"
             .into(),
     ))
 }

@@ -14,7 +14,8 @@ pub(crate) const AFTER: &str = "Examples:
 
 Each part fails after a random time, exponentially distributed, and is repaired after a fixed one. A
 cable takes a port of a NIC along, a switch (a leaf) that port of all hosts of its pod.
-Published: of 16,384 NICs of a training run 7 failed in 54 days, and 35 cables or switches (The Llama
+Published: of 16,384 NICs of a training run 7 failed in 54 days, and 35 cables or switches (The \
+Llama
 3 Herd of Models, table 5). That all 35 were cables, and that a repair takes a day, is assumed; so
 switches do not fail unless --switch-mtbf says so. 'never' is a time here.";
 

@@ -18,9 +18,13 @@ pub(crate) const AFTER: &str = "Examples:
   unbroken plan --file cluster.toml --size 64M --json
   unbroken plan --hosts 4 --size 64M --fail host0/nic1=25% --shape stars --messages all-reduce
 
-What is lost is lost of host0 (--lost), or as named (--fail). Of each collective the size is that of the vector, of the whole
-output, or of what a rank sends to all. Columns: ours is what the planner chooses (stars: hosts own parts by what they carry; leaves: slow hosts hang on a ring), with its time before and after; bound, the
-part of the best possible rate that it attains; then how much longer each strategy takes than without a failure.
+What is lost is lost of host0 (--lost), or as named (--fail). Of each collective the size is that \
+of the vector, of the whole
+output, or of what a rank sends to all. Columns: ours is what the planner chooses (stars: hosts \
+own parts by what they carry; leaves: slow hosts hang on a ring), with its time before and after; \
+bound, the
+part of the best possible rate that it attains; then how much longer each strategy takes than \
+without a failure.
 'once' is what a failure costs until the job goes on: detection, repair, and what is computed again.
 --json also has what a stage of the job exchanges in a step: operations, bytes, how many of them.
 With --messages it says in JSON what the plan sends after the losses: links with their rates, lanes

@@ -27,7 +27,8 @@ host0 has the first stage of the pipeline, or computes prompts. With --strategy 
 replica has as many requests of its own, and takes those of the first.
 In the table: TTFT is the time from a request to its first token, TPOT the mean time from one token
 to the next; what half, 95 and 99 of 100 requests do not exceed. Of a trace, 'end' is the time to
-the last token, p50. Requests that are lost have none. 'no failure' is the same load with all NICs.";
+the last token, p50. Requests that are lost have none. 'no failure' is the same load with all \
+NICs.";
 
 #[derive(Args)]
 pub(crate) struct ServeArgs {

@@ -16,7 +16,8 @@ Patterns are the same for the same seed. A sweep that was interrupted goes on wh
 given the same --resume again, with --ray or without; results are the same, bit for bit. --ray needs
 Python with the wheel of Unbroken and its extra [ray] here and on all nodes of the cluster, of which
 this machine is one.
-In the table: how much longer a step takes than on a healthy cluster, in the mean, and of one pattern in twenty at least.";
+In the table: how much longer a step takes than on a healthy cluster, in the mean, and of one \
+pattern in twenty at least.";
 
 #[derive(Args)]
 pub(crate) struct SweepArgs {

@@ -67,7 +67,8 @@ impl Config {
     fn apply(&self, options: &mut Options) -> Result<(Option<String>, Option<String>)> {
         if self.size != size_of::<Config>() {
             return refuse(format!(
-                "a configuration of {} bytes; UBCOLL_CONFIG_INITIALIZER of this version's header makes one of {}",
+                "a configuration of {} bytes; UBCOLL_CONFIG_INITIALIZER of this version's header \
+                 makes one of {}",
                 self.size,
                 size_of::<Config>()
             ));
@@ -112,7 +113,8 @@ fn address(given: Option<String>) -> Result<IpAddr> {
     };
     text.parse().map_err(|_| {
         Error::Refused(format!(
-            "`{text}` is no address at which others reach this process: an IP address of this machine is right"
+            "`{text}` is no address at which others reach this process: an IP address of this \
+             machine is right"
         ))
     })
 }
@@ -203,7 +205,8 @@ extern "C" fn ubcollCommSplit(
         let (host, at) = named.unwrap_or_default();
         if let Some(host) = host {
             return refuse(format!(
-                "host `{host}` for a rank of a communicator that is split; it stays where it is: NULL"
+                "host `{host}` for a rank of a communicator that is split; it stays where it is: \
+                 NULL"
             ));
         }
         let at = at.map_or(Ok(it.site.at), |text| address(Some(text)))?;

@@ -34,10 +34,14 @@ pub enum Flaw {
     )]
     Lengths { lane: Lane, message: usize, sent: u64, received: u64 },
     #[error(
-        "rank {rank}: steps {first} and {second} touch the same elements, one writes, and neither waits for the other"
+        "rank {rank}: steps {first} and {second} touch the same elements, one writes, and neither \
+         waits for the other"
     )]
     Race { rank: usize, first: usize, second: usize },
-    #[error("it does not end: rank {rank} never comes to step {step}{}", if *.in_order { " if it runs its steps in order" } else { "" })]
+    #[error("it does not end: rank {rank} never comes to step {step}{}", if *.in_order { " if it \
+                                                                                          runs its \
+                                                                                          steps in \
+                                                                                          order" } else { "" })]
     Stuck { rank: usize, step: usize, in_order: bool },
     #[error("rank {rank}: element {element} of the output is {got:#x} and should be {want:#x}")]
     Wrong { rank: usize, element: usize, got: u64, want: u64 },

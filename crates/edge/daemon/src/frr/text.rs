@@ -12,8 +12,8 @@ pub fn text(config: &Config, daemon: &str) -> String {
         "bfdd" => {
             let (interval, multiplier) = (config.bfd.interval_ms, config.bfd.multiplier);
             format!(
-                "{head}bfd\n profile edge\n  transmit-interval {interval}\n  receive-interval {interval}\n  \
-                 detect-multiplier {multiplier}\n exit\nexit\n"
+                "{head}bfd\n profile edge\n  transmit-interval {interval}\n  receive-interval \
+                 {interval}\n  detect-multiplier {multiplier}\n exit\nexit\n"
             )
         }
         "bgpd" => head + &bgp(config),

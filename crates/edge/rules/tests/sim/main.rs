@@ -24,7 +24,10 @@ fn every_run_converges_and_touches_nothing_else() {
         None => 0..10_000,
     };
     if let Some((seed, problems)) = failing(seeds, Mutation::None) {
-        panic!("UNBROKEN_SEED={seed} cargo test --release -p unbroken-edge-rules --test sim: {problems:#?}");
+        panic!(
+            "UNBROKEN_SEED={seed} cargo test --release -p unbroken-edge-rules --test sim: \
+             {problems:#?}"
+        );
     }
 }
 

@@ -337,7 +337,8 @@ impl Book {
             .ok_or_else(|| format!("the server does not keep what is set: {name} is not there"))?;
         let key = decode_key(value).ok_or_else(|| {
             format!(
-                "{name} has {} bytes that are no key; take it out (redis-cli del {name}) or use another prefix",
+                "{name} has {} bytes that are no key; take it out (redis-cli del {name}) or use \
+                 another prefix",
                 value.len()
             )
         })?;

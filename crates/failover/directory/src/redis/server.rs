@@ -309,7 +309,8 @@ fn explain(error: &RedisError) -> String {
     let text = error.to_string();
     if error.kind() == ErrorKind::AuthenticationFailed || text.contains("WRONGPASS") {
         return format!(
-            "the server refuses user and password; give the right ones ({PASSWORD}), or none where it has none"
+            "the server refuses user and password; give the right ones ({PASSWORD}), or none where \
+             it has none"
         );
     }
     if text.contains("NOAUTH") {
@@ -317,7 +318,10 @@ fn explain(error: &RedisError) -> String {
     }
     match error.kind() {
         ErrorKind::Server(ServerErrorKind::NoPerm) => {
-            format!("the server does not allow this user what is needed (all keys with the prefix, +@read +@write +@stream +@connection): {text}")
+            format!(
+                "the server does not allow this user what is needed (all keys with the prefix, \
+                 +@read +@write +@stream +@connection): {text}"
+            )
         }
         _ if error.is_timeout() => format!("no answer within {} s", IO_WAIT.as_secs()),
         _ if error.is_connection_refusal() => "nobody listens there (connection refused)".into(),

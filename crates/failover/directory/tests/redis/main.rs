@@ -338,14 +338,18 @@ fn certificates(folder: &Path, addr: Ipv4Addr) {
     };
     std::fs::write(folder.join("names"), format!("subjectAltName=IP:{addr}\n")).unwrap();
     for ca in ["ca", "other-ca"] {
-        run(&format!("req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN={ca} -keyout {ca}.key -out {ca}.pem"));
+        run(&format!(
+            "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN={ca} -keyout {ca}.key -out \
+             {ca}.pem"
+        ));
     }
     for name in ["server", "client"] {
         run(&format!(
             "req -newkey rsa:2048 -nodes -subj /CN={name} -keyout {name}.key -out {name}.csr"
         ));
         run(&format!(
-            "x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile names -out {name}.pem"
+            "x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile \
+             names -out {name}.pem"
         ));
     }
 }

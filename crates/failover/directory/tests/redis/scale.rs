@@ -136,9 +136,9 @@ fn a_thousand_clients_with_64_queue_pairs_each() {
     ask_all(&clients);
     let refound = all_of(&clients, begun, "answers after the loss", knows_next);
     println!(
-        "{CLIENTS} clients of {QPS} QPs: connected in {opened:.1?}, entered in {entered:.1?}, found \
-         in {found:.1?}, entered again in {again:.1?}, found again in {refound:.1?}; {each} bytes of the server for a QP, {commands} \
-         commands, {rate:.0} a second"
+        "{CLIENTS} clients of {QPS} QPs: connected in {opened:.1?}, entered in {entered:.1?}, \
+         found in {found:.1?}, entered again in {again:.1?}, found again in {refound:.1?}; {each} \
+         bytes of the server for a QP, {commands} commands, {rate:.0} a second"
     );
     assert!((1..=MOST_BYTES).contains(&each), "{each} bytes for a QP");
     // Each waits for its end, as a process does; a thousand processes do so side by side.

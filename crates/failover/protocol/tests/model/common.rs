@@ -180,7 +180,8 @@ impl Common {
             let (done, failed) = (app.done, app.failed);
             let op = case.op(me, id).opcode;
             return self.wrong(format!(
-                "end {me}: {op:?} {id} completes (success: {ok}), executed {ran} times, after {done} (failed: {failed})"
+                "end {me}: {op:?} {id} completes (success: {ok}), executed {ran} times, after \
+                 {done} (failed: {failed})"
             ));
         }
         app.done += 1;

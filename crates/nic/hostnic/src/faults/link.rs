@@ -61,8 +61,8 @@ pub(super) fn set_up(interface: &str, up: bool) -> Result<()> {
         Some(libc::EPERM | libc::EACCES) => Error::new(
             libc::EPERM,
             format!(
-                "setting the interface '{interface}' {} takes root; without root, 'nic NAME down' strikes programs \
-                 that were started with --faults",
+                "setting the interface '{interface}' {} takes root; without root, 'nic NAME down' \
+                 strikes programs that were started with --faults",
                 if up { "up" } else { "down" }
             ),
         ),

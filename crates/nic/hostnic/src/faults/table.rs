@@ -242,8 +242,8 @@ impl DeviceFaults {
         }
         if when != When::default() {
             return Err(Error::invalid(format!(
-                "fault '{fault}': nobody is there later to end it, so it has no times; it holds until `unbroken fault \
-                 clear`"
+                "fault '{fault}': nobody is there later to end it, so it has no times; it holds \
+                 until `unbroken fault clear`"
             )));
         }
         let interface = link::interface_of_link(&fault.device)?;
@@ -288,7 +288,8 @@ impl DeviceFaults {
             faults.retain(|set| set.until_us() > now_us && set.fault != *fault);
             if faults.len() == MAX_FAULTS {
                 return Err(Error::invalid(format!(
-                    "{MAX_FAULTS} faults of devices are set already, which is the limit; clear some first"
+                    "{MAX_FAULTS} faults of devices are set already, which is the limit; clear \
+                     some first"
                 )));
             }
             let id = now_us.max(faults.iter().map(|set| set.id + 1).max().unwrap_or(0));

@@ -63,7 +63,8 @@ extern "C" fn sdr_mr_reg(ctx: *mut c_void, address: *mut c_void, length: usize) 
         let context = CONTEXTS.get(ctx)?;
         if address.is_null() || length == 0 {
             return Err(Error::wrong(
-                "memory at NULL, or of no bytes: the address and length of what messages lie in is right",
+                "memory at NULL, or of no bytes: the address and length of what messages lie in is \
+                 right",
             ));
         }
         // SAFETY: the program keeps the memory as sdr_ext.h says.

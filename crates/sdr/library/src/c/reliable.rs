@@ -76,7 +76,8 @@ impl ReliableAttr {
                     ppm @ 1..1_000_000 => Objective::Quantile(f64::from(ppm) / MILLION),
                     ppm => {
                         return Err(Error::wrong(format!(
-                            "objective_ppm of {ppm}; below 1000000 is right, such as 999000 for 999 of 1000 writes"
+                            "objective_ppm of {ppm}; below 1000000 is right, such as 999000 for \
+                             999 of 1000 writes"
                         )))
                     }
                 }))

@@ -32,7 +32,8 @@ impl CContext {
         if !memory.has(addr, bytes) {
             let (at, len) = (memory.addr(), memory.len());
             return Err(Error::wrong(format!(
-                "{bytes} bytes at {addr:#x} are not inside of the memory of lkey {lkey:#x}, {len} bytes at {at:#x}"
+                "{bytes} bytes at {addr:#x} are not inside of the memory of lkey {lkey:#x}, {len} \
+                 bytes at {at:#x}"
             )));
         }
         Ok(memory.clone())

@@ -191,7 +191,9 @@ pub(super) fn figure_10() -> Result<Drawing> {
     ];
     let mut notes = notes(&published);
     notes.push(
-        "The paper's own E[T_EC], which it calls a lower bound, is drawn over the mean; for other messages it is up to 1.7 times the mean.".into(),
+        "The paper's own E[T_EC], which it calls a lower bound, is drawn over the mean; for other \
+         messages it is up to 1.7 times the mean."
+            .into(),
     );
     let [packets, chunks] = READINGS;
     let figure = Figure {

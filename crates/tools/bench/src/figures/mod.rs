@@ -61,7 +61,8 @@ fn wanted(only: &[String]) -> Result<HashSet<String>> {
         if meant.is_empty() {
             let known = all.join(", ");
             return Err(format!(
-                "figure '{asked}' is not drawn here; {known} are, and sdr, shift, edge, coll and apm are all of a paper"
+                "figure '{asked}' is not drawn here; {known} are, and sdr, shift, edge, coll and \
+                 apm are all of a paper"
             )
             .into());
         }
@@ -187,7 +188,8 @@ fn measured_figures(folder: &Folder, paper: &Paper, name: &str, tools: &Tools) -
 }
 
 fn table(published: &[Published]) -> String {
-    let head = "| figure | what | published | ours, loss of packets | ours, loss of chunks |\n| --- | --- | --- | --- | --- |\n";
+    let head = "| figure | what | published | ours, loss of packets | ours, loss of chunks |\n| \
+                --- | --- | --- | --- | --- |\n";
     let row = |p: &Published| {
         format!(
             "| {} | {} | {} | {} | {} |\n",

@@ -79,13 +79,22 @@ pub(super) fn figure_14() -> Result<Drawing> {
     ];
     let over = highest(&channels);
     let figure = Figure {
-        title: "SDR-RDMA, Figure 14: throughput, 16 writes in flight, chunks of 64 KiB. On softnic, both ends on this machine".into(),
+        title: "SDR-RDMA, Figure 14: throughput, 16 writes in flight, chunks of 64 KiB. On \
+                softnic, both ends on this machine"
+            .into(),
         panels: vec![
             panel("one channel", sizes, gbps(top), lines),
-            panel("4 MiB", Axis::linear("channels", 0.0, 4.5, Unit::Plain), gbps(over), vec![Line::new("SDR, SR-NACK", 1, channels)]),
+            panel(
+                "4 MiB",
+                Axis::linear("channels", 0.0, 4.5, Unit::Plain),
+                gbps(over),
+                vec![Line::new("SDR, SR-NACK", 1, channels)],
+            ),
         ],
         columns: 2,
-        notes: vec!["Without loss but where the receiver's socket overflows. A softnic has one engine, so channels on one NIC share its lock.".into()],
+        notes: vec!["Without loss but where the receiver's socket overflows. A softnic has one \
+                     engine, so channels on one NIC share its lock."
+            .into()],
     };
     Ok(Drawing { figure, published: rows })
 }

@@ -85,7 +85,9 @@ pub fn table_2(tools: &Tools) -> Result<Drawing> {
         title: "SHIFT, Table 2: latency of small writes, on softnic".into(),
         panels: vec![Panel::Bars(bars)],
         columns: 1,
-        notes: vec!["Both ends on this machine. Means and deviations are in the table: what else this machine does makes them wide.".into()],
+        notes: vec!["Both ends on this machine. Means and deviations are in the table: what else \
+                     this machine does makes them wide."
+            .into()],
     };
     Ok(Drawing { figure, rows })
 }

@@ -148,7 +148,10 @@ pub fn figure_7(tools: &Tools) -> Result<Drawing> {
             };
             rows.push(Row::new(
                 "Figure 7",
-                format!("{program}, {fault}: first error to first good WC elsewhere; longest interval without data"),
+                format!(
+                    "{program}, {fault}: first error to first good WC elsewhere; longest interval \
+                     without data"
+                ),
                 "goes on, and goes back",
                 format!(
                     "{}; {}; {}",
@@ -170,11 +173,15 @@ pub fn figure_7(tools: &Tools) -> Result<Drawing> {
         }
     }
     let figure = Figure {
-        title: "SHIFT, Figure 7: throughput of perftest through a fault at 5 s that ends at 10 s. On softnic, both ends on this machine".into(),
+        title: "SHIFT, Figure 7: throughput of perftest through a fault at 5 s that ends at 10 s. \
+                On softnic, both ends on this machine"
+            .into(),
         panels,
         columns: 3,
         notes: vec![format!(
-            "Messages of 64 KiB; a point for each {} ms (the paper's: one a second). A healed path is used again when it has been steady for a second. The paper's columns are NIC, switch and link failures with and without GPUDirect, which is not to be had here.",
+            "Messages of 64 KiB; a point for each {} ms (the paper's: one a second). A healed path \
+             is used again when it has been steady for a second. The paper's columns are NIC, \
+             switch and link failures with and without GPUDirect, which is not to be had here.",
             BIN_US / 1000
         )],
     };

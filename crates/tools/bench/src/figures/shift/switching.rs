@@ -41,7 +41,11 @@ pub fn figure_8b(tools: &Tools) -> Result<Drawing> {
         let last = |of: &[f64]| of.last().map_or("none".into(), |ms| written(*ms));
         rows.push(Row::new(
             "Figure 8b",
-            format!("{fault}: from the fault to noticing it; first error to first good WC; longest interval without data (medians of {} runs)", runs.len()),
+            format!(
+                "{fault}: from the fault to noticing it; first error to first good WC; longest \
+                 interval without data (medians of {} runs)",
+                runs.len()
+            ),
             "",
             format!("{}; {}; {}", last(&notice), last(&switch), last(&gap)),
         ));

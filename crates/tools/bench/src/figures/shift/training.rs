@@ -315,7 +315,10 @@ pub fn figure_10(tools: &Tools) -> Result<Drawing> {
     let measured = Measured::by(tools)?;
     let Measured { saved, idle, flap, .. } = &measured;
     let figure = Figure {
-        title: "SHIFT, Figure 10: progress of PyTorch (FSDP) through the failure of a NIC. A small model on CPUs over softnic".into(),
+        title:
+            "SHIFT, Figure 10: progress of PyTorch (FSDP) through the failure of a NIC. A small \
+             model on CPUs over softnic"
+                .into(),
         panels: vec![
             measured.panel("(a) busy backup, saved and started again", &[&saved.0, &saved.1]),
             measured.panel("(b) idle backup", &[idle]),
@@ -323,7 +326,11 @@ pub fn figure_10(tools: &Tools) -> Result<Drawing> {
         ],
         columns: 3,
         notes: vec![format!(
-            "Two ranks, four epochs of {EPOCH_STEPS} steps. The NIC fails after {FAULT_STEP} steps: sends on it end with an error each 100 ms. Without failover each host has one NIC, which dies; an operation that stands still is given up after 10 s. The busy backup carries 2 Gbit/s, all of it taken by ib_send_bw, which shares the cores with the ranks: it slows them down without any failure, too."
+            "Two ranks, four epochs of {EPOCH_STEPS} steps. The NIC fails after {FAULT_STEP} \
+             steps: sends on it end with an error each 100 ms. Without failover each host has one \
+             NIC, which dies; an operation that stands still is given up after 10 s. The busy \
+             backup carries 2 Gbit/s, all of it taken by ib_send_bw, which shares the cores with \
+             the ranks: it slows them down without any failure, too."
         )],
     };
     Ok(Drawing { figure, rows: measured.rows() })

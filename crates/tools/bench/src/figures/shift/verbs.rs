@@ -73,17 +73,22 @@ pub fn figure_9(tools: &Tools) -> Result<Drawing> {
             format!("{:+.0} ns ({bare:.0} to {with:.0})", with - bare),
         ));
     }
-    let figure = Figure {
-        title: "SHIFT, Figure 9: execution time of verbs. On softnic, both QPs in one process".into(),
-        panels: vec![
-            panel("control verbs, once each", &CONTROL, 100.0, 1e8),
-            panel("data verbs, mean of many calls", &DATA, 10.0, 1e4),
+    let figure =
+        Figure {
+            title: "SHIFT, Figure 9: execution time of verbs. On softnic, both QPs in one process"
+                .into(),
+            panels: vec![
+                panel("control verbs, once each", &CONTROL, 100.0, 1e8),
+                panel("data verbs, mean of many calls", &DATA, 10.0, 1e4),
+            ],
+            columns: 2,
+            notes: vec![
+            format!("Medians of {} runs of each, in turns. A post on softnic does the NIC's work, \
+                     too: it sends in the caller's thread.", 2 * ROUNDS),
+            "open_device starts the process's threads and opens its directory, once. The paper's \
+             shadow verbs (35 ms in the background) have no counterpart on softnic, whose objects \
+             are the process's.".into(),
         ],
-        columns: 2,
-        notes: vec![
-            format!("Medians of {} runs of each, in turns. A post on softnic does the NIC's work, too: it sends in the caller's thread.", 2 * ROUNDS),
-            "open_device starts the process's threads and opens its directory, once. The paper's shadow verbs (35 ms in the background) have no counterpart on softnic, whose objects are the process's.".into(),
-        ],
-    };
+        };
     Ok(Drawing { figure, rows })
 }
