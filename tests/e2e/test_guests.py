@@ -5,7 +5,7 @@ software, so nothing here asserts a time."""
 import pytest
 
 from lib import options
-from lib.guests import Guests
+from lib.guests import LINK_LOCAL, Guests
 from lib.hpcc import check_result
 from lib.paths import LOGS
 from lib.process import Skip, needs
@@ -24,6 +24,7 @@ pytestmark = [
 STREAMS = {
     "write": ("ib_write_bw", "-s 4096 -D 20"),
     "write-4-qps": ("ib_write_bw", "-s 4096 -q 4 -D 20"),
+    "write-link-local": ("ib_write_bw", f"-s 4096 -D 20 -x {LINK_LOCAL}"),
     "send": ("ib_send_bw", "-s 4096 -n 25000"),
 }
 STOPPED_SECONDS = 4
@@ -55,7 +56,14 @@ def through_link_down(guests, logs, note, host: str, seconds: float):
 
 
 @pytest.mark.parametrize(
-    "stream, host", [("write", "a"), ("write", "b"), ("write-4-qps", "b"), ("send", "a")]
+    "stream, host",
+    [
+        ("write", "a"),
+        ("write", "b"),
+        ("write-4-qps", "b"),
+        ("write-link-local", "b"),
+        ("send", "a"),
+    ],
 )
 def test_link_down(guests, logs, note, stream, host):
     """The interface of one machine goes down in mid-stream. The other sees silence only."""

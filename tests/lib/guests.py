@@ -17,8 +17,8 @@ from .process import Failure, Process, Skip, wait_until
 
 # The links: two for data, and one for management.
 DATA, MANAGEMENT = (0, 1), 2
-# The index of the IPv4 address among the GIDs of an rxe; the first is of IPv6.
-GID = 1
+# The index of the IPv4 address among the GIDs of an rxe, and that of the link-local one of IPv6.
+GID, LINK_LOCAL = 1, 0
 # Bytes that say that a stream flows, and does not only say hello.
 FLOWS = 1_000_000
 VM = ROOT / "tests" / "vm"

@@ -2,7 +2,8 @@
 //!
 //! What it holds:
 //! - (GID, QPN) of a logical QP → the incarnation of its process, and which connection of the QP it
-//!   is;
+//!   is ([`QpEntry`]); a QP that its program connects by another GID of the port is entered under
+//!   that, too;
 //! - (GID, QPN) of a UD QP that has moved → where it is now ([`MovedQp`]);
 //! - incarnation → where the process can be reached ([`ProcessRecord`]);
 //! - one key ([`Directory::key`]), by which the processes that have the directory open know each
