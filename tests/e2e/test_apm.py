@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from lib.apm import LIBRARY, SECONDS, TIMES_QPS, TIMES_ROUNDS, Library, measured, sent
-from lib.cc import check_header_in_cpp, compile_c, compile_example
+from lib.cc import EXAMPLE_LINES, check_header_in_cpp, compile_c, compile_example
 from lib.fabric import Fabric
 from lib.paths import ROOT
 from lib.ports import free_port, listens
@@ -373,8 +373,8 @@ def test_example(logs):
     """The example in C is short, migrates by request, and goes on when the port that it has gone to
     dies."""
     source = ROOT / "crates/apm/examples/migrate.c"
-    if len(source.read_text().splitlines()) > 100:
-        raise Failure("examples are 100 lines at most")
+    if len(source.read_text().splitlines()) > EXAMPLE_LINES:
+        raise Failure(f"examples are {EXAMPLE_LINES} lines at most")
     program = compile_example(source, *LIBRARY)
     with Fabric(logs, "--ports", "2") as fabric:
         port, index = free_port(), {"GID_INDEX": str(fabric.gid_index or 0)}

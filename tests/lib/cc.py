@@ -7,6 +7,8 @@ from pathlib import Path
 from .paths import ROOT, TARGET
 from .process import Failure
 
+# The most lines of an example in C.
+EXAMPLE_LINES = 140
 FLAGS = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror"]
 
 
