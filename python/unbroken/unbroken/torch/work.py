@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from queue import Empty, SimpleQueue
 
 import torch
 import torch.distributed as dist
@@ -55,7 +56,9 @@ class Operation:
         # that is interrupted gives it back, and the next goes on. Not a lock: a signal's handler
         # may raise between taking one and knowing that it was taken.
         self._claims = {}
-        self._over = threading.Event()
+        # Not an Event: that keeps its lock where a handler raises as it is taken. What is put here
+        # wakes one who waits, who puts it back.
+        self._over, self._end_told = False, SimpleQueue()
         # Reentrant: garbage is collected anywhere, and the end of a Work asks for its operations to
         # be watched.
         self._lock, self._callbacks, self._watched = threading.RLock(), [], False
@@ -63,7 +66,7 @@ class Operation:
         backend.hold(self)
 
     def is_over(self) -> bool:
-        return self._over.is_set()
+        return self._over
 
     def forget_results(self) -> None:
         """Nothing is copied when it is over."""
@@ -72,7 +75,7 @@ class Operation:
     def drive(self, seconds: float | None) -> bool:
         """Does its work until it is over, or for a time; whether it is over."""
         ends = None if seconds is None else time.monotonic() + seconds
-        while not self._over.is_set():
+        while not self._over:
             left = _SLICE_S if ends is None else ends - time.monotonic()
             if self._request.drive(int(1000 * max(0, min(left, _SLICE_S)))):
                 self._finish()
@@ -84,7 +87,7 @@ class Operation:
         """The library has done with it. An exception that comes in between (of a signal's handler)
         is its caller's alone."""
         mine = [threading.get_ident()]
-        while not self._over.is_set():
+        while not self._over:
             try:
                 claim = self._claims.setdefault(0, mine)
                 if claim is mine:
@@ -96,7 +99,14 @@ class Operation:
                 # Done; or the collector of garbage came while this thread ends it, which goes on
                 # then.
                 return
-            self._over.wait(_LOOK_S)
+            self._await_end()
+
+    def _await_end(self):
+        """Waits a moment for the thread that ends it."""
+        try:
+            self._end_told.put(self._end_told.get(timeout=_LOOK_S))
+        except Empty:
+            pass
 
     def _end(self):
         """Says what came of it, and copies results. What was done is not done again."""
@@ -111,12 +121,13 @@ class Operation:
         self._memory = self._copies = ()
         self._backend.release(self)
         with self._lock:
-            self._over.set()
+            self._over = True
+            self._end_told.put(None)
 
     def when_over(self, callback: Callable[[], None]) -> None:
         """Calls it once when this is over: by a completer, or now if it is over already."""
         with self._lock:
-            over = self._over.is_set()
+            over = self._over
             if not over:
                 self._callbacks.append(callback)
         if over:
