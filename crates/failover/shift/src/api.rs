@@ -10,6 +10,7 @@ pub use crate::qp::{Qp, QpRequest};
 use crate::worker;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use unbroken_process::ProcessGuard;
 use unbroken_runtime::now_us;
 use unbroken_types::{Access, Gid, PathAttr, PdHandle};
@@ -17,6 +18,20 @@ use unbroken_verbs::{
     Capabilities, CompChannel, Cq, Device, DeviceAttr, Error, IndirectEntry, MemoryDomain,
     MrChange, MrKeys, PortAttr, Result, Srq, SrqAttr, WindowType,
 };
+
+/// For so long the end of the process waits for locks that others have, all together.
+const END_WAIT: Duration = Duration::from_millis(50);
+
+/// What `ask` gives before that time, asked at least once.
+fn within<T>(until: Instant, ask: impl Fn() -> Option<T>) -> Option<T> {
+    loop {
+        let given = ask();
+        if given.is_some() || Instant::now() > until {
+            return given;
+        }
+        std::thread::yield_now();
+    }
+}
 
 /// A device as `ibv_get_device_list` shows it.
 #[derive(Clone, Debug)]
@@ -55,9 +70,11 @@ impl System {
     /// The process ends by itself: peers shall not find it any more, and the log has all. Takes a
     /// fraction of a second at most.
     pub fn finish(&self) {
-        // The end may come by a signal to a thread that has the table or a gate.
-        for qp in self.core.qps.try_all().unwrap_or_default() {
-            if let Some(mut g) = qp.try_gate() {
+        // The end may come by a signal to a thread that has the table or a gate. Another thread,
+        // as the worker, lets go of it soon.
+        let until = Instant::now() + END_WAIT;
+        for qp in within(until, || self.core.qps.try_all()).unwrap_or_default() {
+            if let Some(mut g) = within(until, || qp.try_gate()) {
                 link::report(&qp, &mut g);
                 qp.seek_no_more(&mut g);
                 // The worker may not have come to it: the program ends since its NIC has died.
