@@ -8,7 +8,9 @@
  * answers. TEST_PROVIDER_AH_MS: what each other address handle takes; one more byte is in
  * TEST_PROVIDER_AH_FILE then. It registers dma-bufs, which softnic does not: files that can be
  * mapped stand for them. TEST_PROVIDER_VECTORS: a file that gets a line with the completion vector
- * of each CQ. TEST_PROVIDER_FIXED_CQS: it cannot change the size of a CQ. */
+ * of each CQ. TEST_PROVIDER_FIXED_CQS: it cannot change the size of a CQ.
+ * TEST_PROVIDER_HANG: a file. While it is there, verbs of control of TEST_PROVIDER_HANG_DEVICE take
+ * TEST_PROVIDER_HANG_MS; with TEST_PROVIDER_HANG_VERBS only those that are named there. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -23,31 +25,58 @@
 
 typedef long function(long, long, long, long, long, long);
 
-/* Arguments and results of all of these are integers and pointers, six at most. */
-#define FUNCTIONS(F) \
+/* Arguments and results of all of these are integers and pointers, six at most. First those that
+ * are no verbs of control of a device, then those of a context, then those of what is in one. */
+#define QUICK(F) \
     F(get_device_list) F(free_device_list) F(get_device_guid) F(get_device_name) F(open_device) \
-    F(close_device) F(get_async_event) F(ack_async_event) F(query_device) F(query_port) \
-    F(query_gid) F(query_gid_type) F(query_pkey) F(alloc_pd) F(dealloc_pd) F(reg_mr) \
-    F(reg_mr_iova) F(reg_mr_iova2) F(rereg_mr) F(dereg_mr) F(create_comp_channel) \
-    F(destroy_comp_channel)  F(destroy_cq) F(get_cq_event) \
-    F(ack_cq_events) F(create_srq) F(modify_srq) F(query_srq) F(destroy_srq) F(create_qp) \
-    F(query_qp) F(modify_qp) F(destroy_qp) F(destroy_ah) F(fork_init) F(node_type_str) \
-    F(port_state_str) F(event_type_str) F(wc_status_str)
-#define RESOLVED(F) FUNCTIONS(F) F(create_ah) F(create_cq) F(resize_cq)
+    F(get_async_event) F(ack_async_event) F(query_gid) F(query_gid_type) F(query_pkey) \
+    F(create_comp_channel) F(destroy_comp_channel) F(get_cq_event) F(ack_cq_events) F(fork_init) \
+    F(node_type_str) F(port_state_str) F(event_type_str) F(wc_status_str)
+#define OF_CONTEXT(F) F(close_device) F(query_device) F(query_port) F(alloc_pd)
+#define OF_OBJECT(F) \
+    F(dealloc_pd) F(reg_mr) F(reg_mr_iova) F(reg_mr_iova2) F(rereg_mr) F(dereg_mr) F(destroy_cq) \
+    F(create_srq) F(modify_srq) F(query_srq) F(destroy_srq) F(create_qp) F(query_qp) F(modify_qp) \
+    F(destroy_qp) F(destroy_ah)
+#define RESOLVED(F) QUICK(F) OF_CONTEXT(F) OF_OBJECT(F) F(create_ah) F(create_cq) F(resize_cq)
 
-#define FORWARD(name) \
-    static function *real_##name; \
-    long ibv_##name(long a, long b, long c, long d, long e, long f) \
-    { \
-        pthread_once(&once, open_copy); \
-        return real_##name(a, b, c, d, e, f); \
-    }
 /* Not when this library is opened: the copy waits for a thread that it starts, which needs the
  * loader. */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static void open_copy(void);
-FUNCTIONS(FORWARD)
-static function *real_create_ah, *real_create_cq, *real_resize_cq;
+#define DECLARE(name) static function *real_##name;
+RESOLVED(DECLARE)
+
+/* A device whose firmware answers no command: a verb of its control takes as long as the file is
+ * there, HANG_MS at most. */
+static void hang(const char *verb, void **context)
+{
+    const char *file = getenv("TEST_PROVIDER_HANG"), *ms = getenv("TEST_PROVIDER_HANG_MS");
+    const char *device = getenv("TEST_PROVIDER_HANG_DEVICE");
+    const char *verbs = getenv("TEST_PROVIDER_HANG_VERBS");
+
+    if (!file || !device || access(file, F_OK))
+        return;
+    if (verbs && !strstr(verbs, verb))
+        return;
+    if (strcmp((const char *)real_get_device_name((long)*context, 0, 0, 0, 0, 0), device))
+        return;
+    for (long left = ms ? atol(ms) : 60000; left > 0 && !access(file, F_OK); left -= 5)
+        usleep(5000);
+}
+
+#define ENTRY(name, before) \
+    long ibv_##name(long a, long b, long c, long d, long e, long f) \
+    { \
+        pthread_once(&once, open_copy); \
+        before; \
+        return real_##name(a, b, c, d, e, f); \
+    }
+#define FORWARD(name) ENTRY(name, (void)0)
+#define FORWARD_OF_CONTEXT(name) ENTRY(name, hang(#name, (void **)a))
+#define FORWARD_OF_OBJECT(name) ENTRY(name, hang(#name, *(void ***)a))
+QUICK(FORWARD)
+OF_CONTEXT(FORWARD_OF_CONTEXT)
+OF_OBJECT(FORWARD_OF_OBJECT)
 
 /* `ibv_pd` and `ibv_context` begin with their context and their device; `ibv_ah_attr` with the
  * GID. */
@@ -55,6 +84,7 @@ long ibv_create_ah(void ***pd, const unsigned char *to)
 {
     const char *ms = getenv("TEST_PROVIDER_RAILS_MS");
     pthread_once(&once, open_copy);
+    hang("create_ah", *pd);
     const char *name = (const char *)real_get_device_name((long)**pd, 0, 0, 0, 0, 0);
     if (ms && name[strlen(name) - 1] - '0' != to[15]) {
         usleep(1000 * strtoul(ms, NULL, 10));
@@ -100,6 +130,7 @@ long ibv_create_cq(long context, long entries, long cq_context, long channel, lo
         fclose(made);
     }
     pthread_once(&once, open_copy);
+    hang("create_cq", (void **)context);
     return real_create_cq(context, entries, cq_context, channel, vector, 0);
 }
 

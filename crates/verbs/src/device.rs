@@ -363,6 +363,19 @@ pub trait Device: Send + Sync {
     fn create_holding_qp(&self, init: &QpInit) -> Result<Arc<dyn ResumableQp>>;
     /// Traffic so far.
     fn counters(&self) -> DeviceCounters;
+    /// What has been left and still has to end.
+    fn leftovers(&self) -> Leftovers {
+        Leftovers::default()
+    }
+}
+
+/// What a device has of QPs that nobody uses any more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Leftovers {
+    /// Commands, such as the end of a QP, that the device has not answered yet.
+    pub unanswered: u32,
+    /// QPs that the device refused to destroy. They are kept until the process ends.
+    pub undestroyed: u32,
 }
 
 /// A physical QP. All methods may be called from any thread.
@@ -450,6 +463,10 @@ pub trait ResumableQp: DeviceQp {
     /// Completes the first outstanding send with `status` and flushes the rest; the QP is in the
     /// error state afterwards.
     fn fail(&self, status: WcStatus);
+    /// Ends the QP, soon: nobody waits for the device. The application may end what the QP uses.
+    fn retire(&self) {
+        self.destroy();
+    }
     /// Says by which keys the peer's memory is known on the peer's NIC that the QP is, or is about
     /// to be, connected to, where that is not the one whose keys the application has. Nothing to do
     /// where keys are good on every NIC.

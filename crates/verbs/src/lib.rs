@@ -36,8 +36,8 @@ pub use channel::{CompChannel, HeldEvents};
 pub use cq::{Cq, Driver, IdleHook, OverrunHook, Source, Turn, BATCH};
 pub use device::{
     Capabilities, Device, DeviceCounters, DeviceEvent, DeviceQp, EventSink, IndirectEntry,
-    MemoryDomain, MrChange, MrKeys, PortEvent, QpEvent, QpInit, QpModify, QpSnapshot, RemoteNic,
-    ResumableQp, WindowType, NO_REGION,
+    Leftovers, MemoryDomain, MrChange, MrKeys, PortEvent, QpEvent, QpInit, QpModify, QpSnapshot,
+    RemoteNic, ResumableQp, WindowType, NO_REGION,
 };
 pub use error::{Error, ErrorKind};
 pub use eventfd::{duplicate, EventFd};

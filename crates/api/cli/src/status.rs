@@ -42,9 +42,17 @@ pub(crate) fn status(place: &Place, json: bool) -> Result {
 
 /// What is made ready, where something is.
 fn backups_line(backups: &BackupsStatus) -> String {
-    let BackupsStatus { ready, awaited, made, mean_us, failures } = backups;
+    let BackupsStatus { ready, awaited, made, mean_us, failures, unanswered, undestroyed } =
+        backups;
+    let left = match (unanswered, undestroyed) {
+        (0, 0) => String::new(),
+        _ => format!(
+            "queue pairs that were left: {unanswered} commands without an answer, {undestroyed} \
+             that their device refuses to destroy\n"
+        ),
+    };
     if made + failures == 0 {
-        return String::new();
+        return left;
     }
     let refused = match failures {
         0 => String::new(),
@@ -52,7 +60,7 @@ fn backups_line(backups: &BackupsStatus) -> String {
     };
     format!(
         "backup queue pairs: {ready} ready, {awaited} awaited; {made} made, {mean_us} µs \
-         each{refused}\n"
+         each{refused}\n{left}"
     )
 }
 

@@ -312,7 +312,14 @@ fn status_joins_pages_faults_and_processes() {
         forged: 7,
         qps: vec![qp, end, third],
         nics: Vec::new(),
-        backups: BackupsStatus { ready: 2, awaited: 1, made: 9, mean_us: 1_500, failures: 3 },
+        backups: BackupsStatus {
+            ready: 2,
+            awaited: 1,
+            made: 9,
+            mean_us: 1_500,
+            failures: 3,
+            ..BackupsStatus::default()
+        },
         sdr: None,
     };
     let ask = |args: &[&str]| {

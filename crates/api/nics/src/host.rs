@@ -113,6 +113,10 @@ impl NicSet for Host {
         self.logical.memory().key_set(i)
     }
 
+    fn has_foreign_keys(&self, i: usize) -> bool {
+        self.logical.memory().is_foreign(i)
+    }
+
     fn moves_datagrams(&self) -> bool {
         false
     }

@@ -99,6 +99,10 @@ impl NicSet for Soft {
         self.logical.as_ref().map_or(0, |logical| logical.memory().key_set(i))
     }
 
+    fn has_foreign_keys(&self, i: usize) -> bool {
+        self.logical.as_ref().is_some_and(|logical| logical.memory().is_foreign(i))
+    }
+
     fn moves_datagrams(&self) -> bool {
         self.logical.is_none()
     }

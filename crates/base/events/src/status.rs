@@ -126,4 +126,10 @@ pub struct BackupsStatus {
     pub mean_us: u64,
     /// How often a device has refused one.
     pub failures: u64,
+    /// Commands to devices, such as the end of a QP that was left, that have no answer yet.
+    #[serde(default)]
+    pub unanswered: u32,
+    /// QPs that a device refused to destroy: they are kept until the process ends.
+    #[serde(default)]
+    pub undestroyed: u32,
 }

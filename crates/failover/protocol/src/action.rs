@@ -170,6 +170,8 @@ pub enum FailCause {
     /// The transport gave up on a path that lives, and nothing had ever come through: the two ends
     /// were never connected to each other.
     NeverWorked,
+    /// The transport gave up in one life after the other on paths that live.
+    NothingMoves,
 }
 
 impl FailCause {
@@ -189,6 +191,9 @@ impl FailCause {
             FailCause::NeverWorked => {
                 "nothing ever came through although the path lives: the ends do not fit (QPNs, \
                  PSNs)"
+            }
+            FailCause::NothingMoves => {
+                "the transport gave up in one life after the other, on paths that live"
             }
         }
     }

@@ -12,7 +12,7 @@
 //! |-------------|---------------------------------|-----------------------|
 //! | `Active`    | in the physical QP              | in the physical QP    |
 //! | `Fencing`   | in the physical QP; a post is held | in the physical QP |
-//! | `Quiescing` | taken out, into `held`          | taken out, into `held` |
+//! | `Quiescing` | taken out, into `held`; a post is held | taken out, into `held` |
 //! | `Opening`, `Parked` | held; a post is appended | held; a post is appended |
 //! | `Waiting`, `Checking`, `Connected` | held; a post is appended | in the fresh physical QP |
 //! | `Start`     | marked, given to the physical QP | in it                |
@@ -22,7 +22,8 @@
 //!
 //! Rooms: here is what happens to a QP and the actions that follow; `life` is how a life of the
 //! physical QP begins and ends, `held` what no physical QP has, `fence` the watch over sends that
-//! shall complete before a planned switch.
+//! shall complete before a planned switch, `revival` the lives that a QP is given on a path that
+//! lives.
 //!
 //! Time is the shell's `now_us`; only [`Executor::look`] takes the observer's clock, by which
 //! silence is measured.
@@ -37,6 +38,7 @@ use crate::silence::{Look, Silence};
 use crate::slots::{slot_of, Liveness, SlotPath};
 use fence::{Fence, FENCE_LOOK_US};
 use held::Held;
+use revival::Revivals;
 use unbroken_types::{Progress, QpState, RcModify, Replay, WcStatus};
 
 mod behaviour;
@@ -44,6 +46,7 @@ mod env;
 mod fence;
 mod held;
 mod life;
+mod revival;
 #[cfg(test)]
 mod tests;
 
@@ -88,6 +91,7 @@ pub struct Executor {
     went_on: (u32, u64),
     /// The transport has been told to insist.
     insists: bool,
+    revivals: Revivals,
     held: Option<Held>,
     pending: Option<Pending>,
     /// A planned switch waits until the sends are complete.
@@ -117,6 +121,7 @@ impl Executor {
             was_alive: false,
             went_on: (0, 0),
             insists: false,
+            revivals: Revivals::default(),
             held: None,
             pending: None,
             fence: None,
@@ -201,7 +206,8 @@ impl Executor {
         let report = self.pending.as_ref().map(|p| p.look_at_us);
         let stop = self.stopping.map(|(at_us, _)| at_us);
         let fence = self.fence.map(|f| f.look_at_us);
-        [self.lqp.poll_timeout(), report, stop, fence].into_iter().flatten().min()
+        let revival = self.revivals.at_us();
+        [self.lqp.poll_timeout(), report, stop, fence, revival].into_iter().flatten().min()
     }
 
     // ---- handlers ----
@@ -297,7 +303,7 @@ impl Executor {
             return self.beliefs_changed(env);
         }
         let reason = match (verdict, self.gave_up) {
-            (Verdict::Alive, Some(status)) if on_it => Reason::Wedged(status),
+            (Verdict::Alive, Some(status)) if on_it => return self.revive(env, status),
             (Verdict::Dead, Some(status)) if on_it => Reason::QpFailed(status),
             (Verdict::Dead, None) if on_it => Reason::Stall,
             _ => return self.beliefs_changed(env),
@@ -377,6 +383,9 @@ impl Executor {
         }
         if self.fence.is_some_and(|f| f.look_at_us <= now_us) {
             self.look_at_fence(env.now_us(), &progress);
+        }
+        if let (true, Some(status)) = (self.revivals.take_due(now_us), self.gave_up) {
+            self.suspect(env, self.revivals.reason(status));
         }
         if self.times_out(now_us) {
             if env.peer_has_ended() {

@@ -1,34 +1,11 @@
 //! Noticing that a QP makes no progress. That is a question to its path ([`crate::health`]) and
-//! never an answer: a peer that has no receive posted, a queue that is long, a thread without a
-//! core look the same from a single QP.
-
-use crate::action::Reason;
-use crate::health::Answer;
-use unbroken_types::WcStatus;
+//! never an answer: a peer that has no receive posted, a long message, a queue that is long, a
+//! paused port, a thread without a core look the same from a single QP. So silence alone never
+//! begins a message again, however long it lasts: while the path answers, only the QP's own
+//! transport says that its packets do not arrive, by giving up.
 
 /// Time without progress before the path is asked.
 pub const ASK_AFTER_US: u64 = 20_000;
-
-/// A QP that has been silent for so long, while its path answers and its peer does not say that it
-/// has no receive, is wedged by itself: one of its ends is in error and the other does not know. It
-/// gets a fresh life on the same path.
-pub const WEDGED_AFTER_US: u64 = 3_000_000;
-
-/// What its path's answer means for a QP that has been silent since then: why it must leave, if it
-/// must.
-pub fn judge(
-    clock_us: u64,
-    since_us: u64,
-    answer: Answer,
-    waits_for_receive: bool,
-) -> Option<Reason> {
-    let wedged = since_us + WEDGED_AFTER_US <= clock_us && !waits_for_receive;
-    match answer {
-        Answer::Dead => Some(Reason::Stall),
-        Answer::Alive if wedged => Some(Reason::Wedged(WcStatus::RetryExcErr)),
-        Answer::Alive | Answer::Asked => None,
-    }
-}
 
 /// What one look at a QP shows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

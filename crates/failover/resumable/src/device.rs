@@ -1,18 +1,20 @@
 //! A plain device as one that holds its work.
 
+use crate::commands::Commands;
 use crate::cq::{CqReservation, ProviderCq};
 use crate::interceptor::EventInterceptor;
-use crate::memory::LogicalMemory;
+use crate::memory::{LogicalMemory, NicPd};
 use crate::pass::PassedQp;
 use crate::qp::JournaledQp;
 use crate::srq::ProviderSrq;
 use crate::waker::Waker;
 use crate::{lock, Host};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use unbroken_types::{Gid, PathAttr, PdHandle, QpType};
 use unbroken_verbs::{
-    Capabilities, CompChannel, Cq, Device, DeviceAttr, DeviceCounters, DeviceQp, Error, LimitHook,
-    MemoryDomain, OverrunHook, PortAttr, QpInit, Result, ResumableQp, Srq, SrqAttr,
+    Capabilities, CompChannel, Cq, Device, DeviceAttr, DeviceCounters, DeviceQp, Error, Leftovers,
+    LimitHook, MemoryDomain, OverrunHook, PortAttr, QpInit, Result, ResumableQp, Srq, SrqAttr,
 };
 
 /// What the QPs of a wrapped device share.
@@ -22,6 +24,7 @@ pub(crate) struct Opened {
     pub(crate) interceptor: Arc<EventInterceptor>,
     pub(crate) memory: Arc<LogicalMemory>,
     pub(crate) host: Host,
+    pub(crate) commands: Arc<Commands>,
     waker: Arc<Waker>,
     cqs: Mutex<Vec<Weak<ProviderCq>>>,
     srqs: Mutex<Vec<Weak<ProviderSrq>>>,
@@ -30,15 +33,22 @@ pub(crate) struct Opened {
 impl Opened {
     /// A place at the device's CQ behind an application's, with room for so many entries.
     pub(crate) fn reserve_cq(&self, app: &Arc<Cq>, entries: u32) -> Result<CqReservation> {
-        let mut cqs = lock(&self.cqs);
-        cqs.retain(|cq| cq.strong_count() > 0);
-        let found = cqs.iter().filter_map(Weak::upgrade).find(|cq| cq.is_for(app));
-        let cq = match found {
+        let find = || {
+            let mut cqs = lock(&self.cqs);
+            cqs.retain(|cq| cq.strong_count() > 0);
+            cqs.iter().filter_map(Weak::upgrade).find(|cq| cq.is_for(app))
+        };
+        let cq = match find() {
             Some(cq) => cq,
             None => {
+                // The device may take its time, while others look at the CQs that it has.
                 let made = ProviderCq::new(&*self.device, app, &self.waker)?;
-                cqs.push(Arc::downgrade(&made));
-                made
+                let mut cqs = lock(&self.cqs);
+                let other = cqs.iter().filter_map(Weak::upgrade).find(|cq| cq.is_for(app));
+                if other.is_none() {
+                    cqs.push(Arc::downgrade(&made));
+                }
+                other.unwrap_or(made)
             }
         };
         CqReservation::new(cq, app, entries)
@@ -85,21 +95,34 @@ impl Opened {
 pub(crate) struct PdUse {
     opened: Arc<Opened>,
     pd: PdHandle,
-    /// The domain's handle on the device.
-    pub(crate) handle: PdHandle,
+    /// The application may not end the domain.
+    counts: AtomicBool,
+    own: Arc<NicPd>,
 }
 
 impl PdUse {
     pub(crate) fn new(opened: &Arc<Opened>, pd: PdHandle) -> Result<PdUse> {
-        let handle = opened.memory.pd_on(pd, opened.index)?;
+        let own = opened.memory.pd_on(pd, opened.index)?;
         opened.memory.use_pd(pd)?;
-        Ok(PdUse { opened: opened.clone(), pd, handle })
+        Ok(PdUse { opened: opened.clone(), pd, counts: AtomicBool::new(true), own })
+    }
+
+    /// The domain's handle on the device.
+    pub(crate) fn handle(&self) -> PdHandle {
+        self.own.handle()
+    }
+
+    /// The application may end the domain from now on; the device's stays until this is dropped.
+    pub(crate) fn release(&self) {
+        if self.counts.swap(false, Ordering::AcqRel) {
+            self.opened.memory.unuse_pd(self.pd);
+        }
     }
 }
 
 impl Drop for PdUse {
     fn drop(&mut self) {
-        self.opened.memory.unuse_pd(self.pd);
+        self.release();
     }
 }
 
@@ -143,7 +166,8 @@ impl ResumableDevice {
             return Err(Error::invalid(format!("NIC {} holds its work by itself", device.name())));
         }
         let domain = device.memory();
-        memory.attach(index, domain.clone());
+        let commands = Arc::new(Commands::new(device.name(), host));
+        memory.attach(index, domain.clone(), commands.clone());
         let waker = Waker::new(device.name(), host.spawn);
         let (interceptor, memory) = (interceptor.clone(), memory.clone());
         let view = memory.of(index);
@@ -153,6 +177,7 @@ impl ResumableDevice {
             interceptor,
             memory,
             host,
+            commands,
             waker,
             cqs: Mutex::default(),
             srqs: Mutex::default(),
@@ -243,5 +268,12 @@ impl Device for ResumableDevice {
 
     fn counters(&self) -> DeviceCounters {
         self.opened.device.counters()
+    }
+
+    fn leftovers(&self) -> Leftovers {
+        Leftovers {
+            unanswered: self.opened.commands.unanswered() as u32,
+            ..self.opened.device.leftovers()
+        }
     }
 }

@@ -8,19 +8,22 @@
 //!
 //! While the default NIC lives, a key is the same above and below, and nothing is translated there.
 //! A region that was made while its default NIC was dead has the keys of another; one whose default
-//! NIC has died and was opened again has other keys there than above: then the space says so
-//! ([`LogicalMemory::is_foreign`]).
+//! NIC has died and was opened again has other keys there than above: as long as such a region lives
+//! the space says so ([`LogicalMemory::is_foreign`]).
 //!
-//! Deregistration takes the keys out of use first, and ends on every NIC before it returns: a
-//! peer's key must not outlive the memory.
+//! Deregistration takes the keys out of use first, and ends on every NIC that answers before it
+//! returns: a peer's key must not outlive the memory. On a NIC that answers no command it ends when
+//! the NIC does ([`Commands`]); no QP of ours that a peer is connected to is on it by then.
 //!
-//! Locks: a space → a region → a domain. A device is called with a region's lock held, so that the
-//! background thread never registers what is being deregistered.
+//! Locks: a space → a region. No device is called with a lock held that another NIC's work needs:
+//! whoever registers a region marks that it comes, and others wait for that.
 
+mod nic_pd;
 mod source;
 mod space;
 mod view;
 
+use crate::commands::Commands;
 use crate::lock;
 use crate::prefetcher::Prefetcher;
 use crate::Spawn;
@@ -30,11 +33,14 @@ use std::collections::hash_map::Entry;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{
-    Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak,
+    Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard,
+    RwLockWriteGuard, Weak,
 };
-use unbroken_types::{next_key_set, Access, NicKey, PdHandle};
+use unbroken_types::{next_key_set, Access, NicKey, PdHandle, FIRST_KEY_SET};
 use unbroken_verbs::{Error, KeyRow, MemoryDomain, MrChange, MrKeys, Result};
 use view::View;
+
+pub(crate) use nic_pd::NicPd;
 
 /// Keys that a device may give in a row which the application has already for another region.
 const MAX_TAKEN: usize = 64;
@@ -42,8 +48,8 @@ const MAX_TAKEN: usize = 64;
 /// A protection domain.
 struct Pd {
     users: u32,
-    /// Its handle on each NIC that has needed it.
-    on: Vec<Option<PdHandle>>,
+    /// The NICs' own, of each that has needed it.
+    on: Vec<Option<Arc<NicPd>>>,
 }
 
 /// A region.
@@ -52,30 +58,39 @@ pub(crate) struct Mr {
     keys: MrKeys,
     /// Its default NIC.
     default: usize,
+    /// The opening of that NIC that gave the keys; 0: another NIC gave them.
+    key_set: u16,
     state: Mutex<MrState>,
+    /// A NIC has been asked to register it, and has answered.
+    answered: Condvar,
 }
 
 struct MrState {
     pd: PdHandle,
-    source: MrSource,
+    source: Arc<MrSource>,
     access: Access,
     on: Vec<Option<There>>,
+    /// The opening of each NIC that is being asked to register it; 0: none is.
+    comes: Vec<u16>,
     /// It is being deregistered.
     gone: bool,
 }
 
 /// A region on one NIC.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct There {
     keys: MrKeys,
     /// In which opening of the NIC ([`NicKey`]).
     key_set: u16,
+    /// The domain in which it is.
+    pd: Arc<NicPd>,
 }
 
 /// What a NIC that is open has.
 #[derive(Clone)]
 struct Open {
     domain: Arc<dyn MemoryDomain>,
+    commands: Arc<Commands>,
     key_set: u16,
 }
 
@@ -86,7 +101,7 @@ struct Nic {
     key_set: AtomicU16,
     /// The regions whose default NIC this is.
     space: RwLock<Space>,
-    /// Some key of the space is not the NIC's own.
+    /// Some key of the space is not the NIC's own. It changes with the space's lock held.
     foreign: Arc<AtomicBool>,
 }
 
@@ -148,18 +163,34 @@ impl LogicalMemory {
 
     /// A NIC was opened, or opened again after its death: its handles of an earlier life are void.
     /// Regions come there in the background.
-    pub fn attach(&self, nic: usize, domain: Arc<dyn MemoryDomain>) {
+    pub(crate) fn attach(
+        &self,
+        nic: usize,
+        domain: Arc<dyn MemoryDomain>,
+        commands: Arc<Commands>,
+    ) {
         *write(&self.nics[nic].open) = None;
         let next = |last| Some(next_key_set(last));
         let last = self.nics[nic].key_set.fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
         let key_set = next_key_set(last.unwrap_or_else(|last| last));
-        lock(&self.pds).values_mut().for_each(|pd| pd.on[nic] = None);
+        let old: Vec<_> = lock(&self.pds).values_mut().filter_map(|pd| pd.on[nic].take()).collect();
         for mr in self.all() {
             lock(&mr.state).on[nic] = None;
         }
-        *write(&self.nics[nic].open) = Some(Open { domain, key_set });
+        drop(old);
+        // Before a QP is made there, whose peer may know regions by their older keys.
+        self.look_for_foreign_keys(nic, &write(&self.nics[nic].space));
+        *write(&self.nics[nic].open) = Some(Open { domain, commands, key_set });
         self.changed();
         self.all().iter().for_each(|mr| self.fill_later(mr));
+    }
+
+    /// Finds out whether a region of a NIC's space has a key that the NIC did not give since it was
+    /// opened last.
+    fn look_for_foreign_keys(&self, nic: usize, space: &Space) {
+        let key_set = self.key_set(nic);
+        let foreign = space.by_lkey.values().any(|mr| mr.key_set != key_set);
+        self.nics[nic].foreign.store(foreign, Ordering::Release);
     }
 
     /// A NIC is closed: what it had is gone. Not so if it has been opened again meanwhile.
@@ -217,15 +248,21 @@ impl LogicalMemory {
         }
     }
 
-    /// The handle of a protection domain on a NIC, made now if it has none.
-    pub fn pd_on(&self, pd: PdHandle, nic: usize) -> Result<PdHandle> {
-        let domain = self.domain(nic)?;
+    /// A NIC's own protection domain for one of the application's, made now if it has none.
+    pub(crate) fn pd_on(&self, pd: PdHandle, nic: usize) -> Result<Arc<NicPd>> {
+        let found = lock(&self.pds).get(&pd).ok_or_else(|| no_pd(pd))?.on[nic].clone();
+        if let Some(found) = found {
+            return Ok(found);
+        }
+        let Open { domain, commands, key_set } = self.open(nic)?;
+        let made = Arc::new(NicPd::new(domain, commands)?);
         let mut pds = lock(&self.pds);
         let entry = pds.get_mut(&pd).ok_or_else(|| no_pd(pd))?;
-        match entry.on[nic] {
-            Some(handle) => Ok(handle),
-            None => Ok(*entry.on[nic].insert(domain.alloc_pd()?)),
+        if self.key_set(nic) != key_set {
+            return Err(Error::device_gone(format!("NIC {nic} was opened again")));
         }
+        // Another thread may have made one meanwhile.
+        Ok(entry.on[nic].get_or_insert(made).clone())
     }
 
     // ---- what peers are told ----
@@ -291,7 +328,7 @@ impl LogicalMemory {
 
     /// A region on a NIC, unless that was in an earlier opening.
     fn there(&self, s: &MrState, nic: usize) -> Option<There> {
-        s.on[nic].filter(|there| there.key_set == self.key_set(nic))
+        s.on[nic].clone().filter(|there| there.key_set == self.key_set(nic))
     }
 
     fn fill_later(&self, mr: &Arc<Mr>) {
@@ -312,26 +349,46 @@ impl LogicalMemory {
         }
     }
 
+    /// The region's state once that opening of a NIC is not being asked to register it.
+    fn settled<'a>(mr: &'a Mr, nic: usize, key_set: u16) -> MutexGuard<'a, MrState> {
+        let comes = |s: &mut MrState| s.comes[nic] == key_set;
+        let settled = mr.answered.wait_while(lock(&mr.state), comes);
+        settled.unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn fill(&self, mr: &Arc<Mr>, nic: usize) -> Result<MrKeys> {
-        let mut s = lock(&mr.state);
+        let Open { domain, key_set, .. } = self.open(nic)?;
+        let mut s = LogicalMemory::settled(mr, nic, key_set);
         if let Some(there) = self.there(&s, nic) {
             return Ok(there.keys);
         }
         if s.gone {
             return Err(Error::invalid("the region is being deregistered"));
         }
-        // Under the region's lock: what belongs to a device that is being replaced must not be
-        // noted after it was forgotten.
-        let Open { domain, key_set } = self.open(nic)?;
-        let pd = self.pd_on(s.pd, nic)?;
-        let keys = s.source.register(&*domain, pd, s.access)?;
-        s.on[nic] = Some(There { keys, key_set });
-        if nic == mr.default && keys != mr.keys {
-            self.nics[nic].foreign.store(true, Ordering::Release);
+        s.comes[nic] = key_set;
+        let (source, pd, access) = (s.source.clone(), s.pd, s.access);
+        drop(s);
+        let made = self.pd_on(pd, nic).and_then(|pd| {
+            let keys = source.register(&*domain, pd.handle(), access)?;
+            Ok(There { keys, key_set, pd })
+        });
+        let mut s = lock(&mr.state);
+        if s.comes[nic] == key_set {
+            s.comes[nic] = 0;
+        }
+        let useless = s.gone || self.key_set(nic) != key_set;
+        if let (Ok(there), false) = (&made, useless) {
+            s.on[nic] = Some(there.clone());
         }
         drop(s);
+        mr.answered.notify_all();
+        let there = made?;
+        if useless {
+            let _ = domain.dereg_mr(there.keys.lkey);
+            return Err(Error::invalid("the region, or its NIC, has ended meanwhile"));
+        }
         self.changed();
-        Ok(keys)
+        Ok(there.keys)
     }
 
     fn reg(
@@ -366,12 +423,12 @@ impl LogicalMemory {
         source: &MrSource,
         access: Access,
     ) -> Result<Arc<Mr>> {
-        let Open { domain, key_set } = self.open(nic)?;
-        let handle = self.pd_on(pd, nic)?;
+        let Open { domain, key_set, .. } = self.open(nic)?;
+        let own_pd = self.pd_on(pd, nic)?;
         // Kept until another is found, so that a number is not given out again.
         let mut taken = Vec::new();
         let mut make = || loop {
-            let keys = source.register(&*domain, handle, access)?;
+            let keys = source.register(&*domain, own_pd.handle(), access)?;
             let mut space = write(&self.nics[default].space);
             if !space.is_free(keys) {
                 taken.push(keys.lkey);
@@ -381,19 +438,30 @@ impl LogicalMemory {
                 continue;
             }
             let mut on = vec![None; self.nics.len()];
-            on[nic] = Some(There { keys, key_set });
+            on[nic] = Some(There { keys, key_set, pd: own_pd.clone() });
             let kept = source.keep().inspect_err(|_| drop(domain.dereg_mr(keys.lkey)))?;
-            let state = MrState { pd, source: kept, access, on, gone: false };
-            let mr = Arc::new(Mr { keys, default, state: Mutex::new(state) });
+            let (source, comes) = (Arc::new(kept), vec![0; self.nics.len()]);
+            let state = MrState { pd, source, access, on, comes, gone: false };
+            let key_set = if nic == default { key_set } else { self.count_as_opened(default) };
+            let (state, answered) = (Mutex::new(state), Condvar::new());
+            let mr = Arc::new(Mr { keys, default, key_set, state, answered });
             space.insert(mr.clone());
+            if key_set != self.key_set(default) {
+                self.nics[default].foreign.store(true, Ordering::Release);
+            }
             return Ok(mr);
         };
         let made = make();
         taken.into_iter().for_each(|lkey| drop(domain.dereg_mr(lkey)));
-        if made.is_ok() && nic != default {
-            self.nics[default].foreign.store(true, Ordering::Release);
-        }
         made
+    }
+
+    /// A region of that NIC has another NIC's keys: so its next set is not the first, whose keys
+    /// peers take for those that applications have. Gives the set of such keys, which is none.
+    fn count_as_opened(&self, nic: usize) -> u16 {
+        let (release, acquire) = (Ordering::AcqRel, Ordering::Acquire);
+        let _ = self.nics[nic].key_set.compare_exchange(0, FIRST_KEY_SET, release, acquire);
+        0
     }
 
     fn rereg(&self, default: usize, lkey: u32, change: &MrChange) -> Result<()> {
@@ -404,11 +472,14 @@ impl LogicalMemory {
         if let Some(pd) = change.pd {
             self.use_pd(pd)?;
         }
-        let mut s = lock(&mr.state);
+        // What is on the way somewhere would be what the region was.
+        let coming = |s: &mut MrState| s.comes.iter().any(|key_set| *key_set != 0);
+        let settled = mr.answered.wait_while(lock(&mr.state), coming);
+        let mut s = settled.unwrap_or_else(PoisonError::into_inner);
         let done = self.rereg_everywhere(&mr, &mut s, change);
         let (old, new) = (s.pd, change.pd);
         if let (Ok(()), Some((addr, len))) = (&done, change.range) {
-            s.source = MrSource::Range { addr, len, iova: addr };
+            s.source = Arc::new(MrSource::Range { addr, len, iova: addr });
         }
         if let (Ok(()), Some(access)) = (&done, change.access) {
             s.access = access;
@@ -432,10 +503,15 @@ impl LogicalMemory {
         let order =
             first.into_iter().chain(there.iter().copied().filter(|nic| Some(*nic) != first));
         for nic in order {
-            let Some(There { keys, .. }) = s.on[nic] else { continue };
+            let Some(There { keys, .. }) = s.on[nic].clone() else { continue };
             let done = self.domain(nic).and_then(|domain| {
-                let pd = change.pd.map(|pd| self.pd_on(pd, nic)).transpose()?;
-                domain.rereg_mr(keys.lkey, &MrChange { pd, ..*change })
+                let own = change.pd.map(|pd| self.pd_on(pd, nic)).transpose()?;
+                let pd = own.as_ref().map(|pd| pd.handle());
+                domain.rereg_mr(keys.lkey, &MrChange { pd, ..*change })?;
+                if let (Some(pd), Some(there)) = (own, &mut s.on[nic]) {
+                    there.pd = pd;
+                }
+                Ok(())
             });
             match done {
                 Err(e) if Some(nic) == first && e.errno() != libc::EIO => return Err(e),
@@ -459,25 +535,50 @@ impl LogicalMemory {
             return Err(Error::invalid(format!("no region has the local key {lkey:#x}")));
         }
         s.gone = true;
+        let (mut on, pd) = (std::mem::take(&mut s.on), s.pd);
+        s.on = vec![None; self.nics.len()];
+        drop(s);
         let order = (0..self.nics.len()).map(|k| (default + k) % self.nics.len());
         let mut ended = false;
         for nic in order {
-            let (Some(There { keys, .. }), Ok(domain)) = (s.on[nic], self.domain(nic)) else {
+            let (Some(there), Ok(open)) = (on[nic].take(), self.open(nic)) else { continue };
+            if open.commands.is_stuck() {
+                open.commands.put(Box::new(move || {
+                    let _ = open.domain.dereg_mr(there.keys.lkey);
+                    drop(there);
+                }));
+                ended = true;
                 continue;
-            };
-            match domain.dereg_mr(keys.lkey) {
+            }
+            match open.domain.dereg_mr(there.keys.lkey) {
                 // Something is bound to it: nothing has changed.
                 Err(e) if !ended && e.errno() == libc::EBUSY => {
-                    s.gone = false;
+                    on[nic] = Some(there);
+                    let mut s = lock(&mr.state);
+                    (s.on, s.gone) = (on, false);
                     return Err(e);
                 }
                 // A NIC that is dead touches nothing any more.
-                _ => (s.on[nic], ended) = (None, true),
+                _ => ended = true,
             }
         }
-        let pd = s.pd;
-        drop(s);
-        write(&self.nics[default].space).remove(lkey);
+        // What was being registered meanwhile is ended by whoever did that, which is waited for
+        // where the NIC answers.
+        for nic in 0..self.nics.len() {
+            match self.open(nic) {
+                Ok(open) if !open.commands.is_stuck() => {
+                    drop(LogicalMemory::settled(&mr, nic, open.key_set));
+                }
+                _ => {}
+            }
+        }
+        {
+            let mut space = write(&self.nics[default].space);
+            space.remove(lkey);
+            if mr.key_set != self.key_set(default) {
+                self.look_for_foreign_keys(default, &space);
+            }
+        }
         self.unuse_pd(pd);
         self.changed();
         Ok(())
@@ -503,13 +604,10 @@ impl LogicalMemory {
                 format!("the protection domain has {users} users: end these first"),
             ));
         }
-        let on = pds.remove(&pd).map(|pd| pd.on).unwrap_or_default();
+        let ended = pds.remove(&pd);
+        // With no lock held.
         drop(pds);
-        for (nic, handle) in on.into_iter().enumerate() {
-            if let (Some(handle), Ok(domain)) = (handle, self.domain(nic)) {
-                let _ = domain.dealloc_pd(handle);
-            }
-        }
+        drop(ended);
         Ok(())
     }
 

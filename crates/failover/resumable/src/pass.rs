@@ -41,7 +41,7 @@ impl PassedQp {
         let recvs = opened.reserve_cq(&init.recv_cq, init.caps.max_recv_wr.max(1))?;
         let pd = PdUse::new(opened, init.pd)?;
         let provider = QpInit {
-            pd: pd.handle,
+            pd: pd.handle(),
             send_cq: sends.cq().cq().clone(),
             recv_cq: recvs.cq().cq().clone(),
             suspend_on_error: false,

@@ -16,6 +16,7 @@ use crate::device::{Opened, PdUse};
 use crate::interceptor::Notes;
 use crate::lock;
 use crate::numbered::Numbered;
+use crate::quiesce::Asked;
 use crate::srq::SrqUse;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -85,10 +86,11 @@ pub(crate) struct JournaledQp {
     recvs: CqReservation,
     notes: Arc<Notes>,
     state: Mutex<State>,
+    pub(crate) asked: Mutex<Asked>,
     /// Its completions come here; not yet where it is made ahead of its use.
     joined: AtomicBool,
     destroyed: AtomicBool,
-    own: Weak<JournaledQp>,
+    pub(crate) own: Weak<JournaledQp>,
 }
 
 /// The queue sizes that an application gets that asks for these.
@@ -125,7 +127,7 @@ impl JournaledQp {
                 max_recv_wr: caps.max_recv_wr + 1,
                 ..caps
             },
-            pd: pd.handle,
+            pd: pd.handle(),
             send_cq: sends.cq().cq().clone(),
             recv_cq: recvs.cq().cq().clone(),
             suspend_on_error: false,
@@ -163,6 +165,7 @@ impl JournaledQp {
             recvs,
             notes: Arc::default(),
             state: Mutex::new(state),
+            asked: Mutex::default(),
             joined: AtomicBool::new(false),
             destroyed: AtomicBool::new(false),
             own: own.clone(),
@@ -242,6 +245,31 @@ impl JournaledQp {
         let err = RcModify { state: Some(QpState::Err), ..RcModify::default() };
         // On a device that does not take it, there is nothing more to end.
         let _ = self.phys.modify(&QpModify { rc: err, ..QpModify::default() });
+    }
+
+    // ---- its end ----
+
+    /// Has the device's thread end it. The application need not wait for that: its protection
+    /// domain and its queues are free.
+    fn end_later(self: Arc<Self>) {
+        if let Some(pd) = lock(&self.pd).as_ref() {
+            pd.release();
+        }
+        let opened = self.opened.clone();
+        opened.commands.put(Box::new(move || self.end()));
+    }
+
+    fn end(&self) {
+        self.phys.destroy();
+        self.opened.interceptor.remove(self.qpn, &self.notes);
+        if let Some(srq) = &self.srq {
+            srq.end();
+        }
+        if self.joined.swap(true, Ordering::AcqRel) {
+            self.sends.leave(self.qpn, self);
+            self.recvs.leave(self.qpn, self);
+        }
+        drop(lock(&self.pd).take());
     }
 
     // ---- posting ----
@@ -495,6 +523,7 @@ impl DeviceQp for JournaledQp {
     }
 
     fn modify(&self, change: &QpModify) -> Result<()> {
+        let _watch = self.opened.commands.watch();
         let mut st = self.lock();
         let state = change.rc.state;
         if state == Some(QpState::Err) {
@@ -504,7 +533,10 @@ impl DeviceQp for JournaledQp {
         self.phys.modify(change).map_err(|e| self.opened.error(e))?;
         st.now = state.unwrap_or(st.now);
         match state {
-            Some(QpState::Reset) => st.journal.reset(),
+            Some(QpState::Reset) => {
+                st.journal.reset();
+                st.remote = None;
+            }
             Some(QpState::Init) => {
                 st.journal.open();
                 if let Some(srq) = &self.srq {
@@ -536,16 +568,14 @@ impl DeviceQp for JournaledQp {
         if self.destroyed.swap(true, Ordering::AcqRel) {
             return;
         }
-        self.phys.destroy();
-        self.opened.interceptor.remove(self.qpn, &self.notes);
-        if let Some(srq) = &self.srq {
-            srq.end();
+        match self.own.upgrade().filter(|_| self.is_abandoned() || self.opened.commands.is_stuck())
+        {
+            Some(own) => own.end_later(),
+            None => {
+                let _watch = self.opened.commands.watch();
+                self.end();
+            }
         }
-        if self.joined.swap(true, Ordering::AcqRel) {
-            self.sends.leave(self.qpn, self);
-            self.recvs.leave(self.qpn, self);
-        }
-        drop(lock(&self.pd).take());
     }
 }
 
@@ -573,6 +603,16 @@ impl ResumableQp for JournaledQp {
 
     fn fail(&self, status: WcStatus) {
         self.lock().journal.fail(status, &mut self.out());
+    }
+
+    fn retire(&self) {
+        if self.destroyed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        match self.own.upgrade() {
+            Some(own) => own.end_later(),
+            None => self.end(),
+        }
     }
 
     fn set_remote(&self, remote: &RemoteNic) {

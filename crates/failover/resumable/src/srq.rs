@@ -13,6 +13,7 @@
 use crate::cq::CqReservation;
 use crate::device::Opened;
 use crate::lock;
+use crate::memory::NicPd;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -50,6 +51,8 @@ struct Lending {
 /// A device's SRQ, for as long as QPs take from it.
 pub(crate) struct ProviderSrq {
     own: Arc<Srq>,
+    /// After the SRQ, which is in it.
+    _pd: Arc<NicPd>,
     app: Arc<Srq>,
     opened: Arc<Opened>,
     /// The NIC whose local keys the application has.
@@ -83,16 +86,20 @@ impl ProviderSrq {
         default: usize,
     ) -> Result<Arc<ProviderSrq>> {
         let pd = opened.memory.pd_on(app.pd(), opened.index)?;
+        let handle = pd.handle();
         let SrqAttr { max_wr, max_sge, .. } = app.query();
         let most = (max_wr / 2).clamp(LEAST, MOST);
         let sizes = SrqAttr { max_wr: most, max_sge, limit: 0 };
-        let own =
-            opened.device.create_srq(pd, sizes, Box::new(|| {})).map_err(|e| opened.error(e))?;
+        let own = opened
+            .device
+            .create_srq(handle, sizes, Box::new(|| {}))
+            .map_err(|e| opened.error(e))?;
         let free = (0..most).rev().collect();
         let lent = (0..most).map(|_| Lent::default()).collect();
         let slots = Lending { lent, free, ..Lending::default() };
         let srq = Arc::new_cyclic(|this: &Weak<ProviderSrq>| ProviderSrq {
             own,
+            _pd: pd,
             app: app.clone(),
             opened: opened.clone(),
             default,

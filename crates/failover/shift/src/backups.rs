@@ -1,11 +1,11 @@
-//! Physical QPs that are made ahead of the switch that needs them, and the ends of those that have
-//! been left (SHIFT §4.2: the verbs of control are repeated on the backup NICs beforehand).
+//! Physical QPs that are made ahead of the switch that needs them (SHIFT §4.2: the verbs of control
+//! are repeated on the backup NICs beforehand). QPs that have been left are ended by their device's
+//! own thread ([`ResumableQp::retire`]).
 //!
 //! On an RNIC each verb of control takes 0.1 to several ms, so hundreds of QPs made in an outage
 //! would make it as long as seconds. A QP of such a device has one backup: on the NIC that a switch
 //! would choose now if its own failed, in INIT, without receives. A thread makes it. A switch that
-//! goes there takes it; one that goes elsewhere makes its QP itself. The QP that was left is
-//! destroyed by the same thread.
+//! goes there takes it; one that goes elsewhere makes its QP itself.
 //!
 //! ```text
 //! linked, NIC back, switched ──> wanted ──(thread)──> ready ──> taken by a switch ──> wanted ...
@@ -18,9 +18,9 @@
 //! 1. Nothing of a backup is seen: it completes nothing, is lent no receive and is in no table
 //!    before it is taken.
 //! 2. A QP has one backup at most, and never on the NIC that it is on.
-//! 3. When a program's destroying of a QP has returned, nothing that was made for it is left, so
-//!    that its protection domain and its CQs can be destroyed, too: [`Backups::wait_for`] waits for
-//!    the verb that the thread is in the middle of.
+//! 3. When a program's destroying of a QP has returned, nothing that was made for it is left:
+//!    [`Backups::wait_for`] waits for the verb that the thread is in the middle of. It does not wait
+//!    for a NIC that answers no command; what comes of that is destroyed when it does.
 //! 4. The thread waits until the program has not connected a QP for [`QUIET_US`], [`PATIENCE_US`]
 //!    at most: it does not stand in the way of the program's own verbs.
 //!
@@ -42,12 +42,14 @@ use std::time::Duration;
 use unbroken_events::BackupsStatus;
 use unbroken_runtime::now_us;
 use unbroken_types::Access;
-use unbroken_verbs::{Device, ResumableQp};
+use unbroken_verbs::{Device, Leftovers, ResumableQp};
 
 /// A program that has connected nothing for this long is not in the middle of its set-up.
 const QUIET_US: u64 = 20_000;
 /// The longest that a backup is not made because others are connected.
 const PATIENCE_US: u64 = 500_000;
+/// The program waits for a verb of the thread as long as any NIC that answers takes for one.
+const VERB_TIME: Duration = Duration::from_millis(200);
 
 /// A physical QP in INIT, for a later life of a QP.
 pub(crate) struct Backup {
@@ -56,14 +58,6 @@ pub(crate) struct Backup {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) access: Option<Access>,
     pub(crate) phys: Arc<dyn ResumableQp>,
-}
-
-/// What a QP has that its present life does not need.
-#[derive(Default)]
-pub(crate) struct Spare {
-    pub(crate) ready: Option<Backup>,
-    /// Stopped, to be destroyed.
-    pub(crate) left: Vec<Arc<dyn ResumableQp>>,
 }
 
 #[derive(Default)]
@@ -99,38 +93,13 @@ impl Backup {
     }
 }
 
-impl Spare {
-    /// The backup on that device, if there is one, with what it is to be told of access.
-    pub(crate) fn take(
-        &mut self,
-        nic: usize,
-        device: &Arc<dyn Device>,
-    ) -> Option<(Arc<dyn ResumableQp>, Option<Access>)> {
-        let backup = self.ready.take_if(|backup| backup.is_of(nic, device))?;
-        Some((backup.phys, backup.access))
-    }
-
-    /// A physical QP was left, and is stopped.
-    pub(crate) fn leave(&mut self, phys: Arc<dyn ResumableQp>) {
-        self.left.push(phys);
-    }
-
-    /// Ends all of it.
-    pub(crate) fn destroy(self) {
-        self.left.iter().for_each(|phys| phys.destroy());
-        if let Some(backup) = self.ready {
-            backup.phys.destroy();
-        }
-    }
-}
-
 impl Backups {
     /// The thread runs.
     pub(crate) fn started(&self) {
         lock(&self.queue).runs = true;
     }
 
-    /// A QP is to be looked at: it may want a backup, or has left a physical QP.
+    /// A QP is to be looked at: it may want a backup.
     pub(crate) fn look_at(&self, id: LogicalId) {
         let mut q = lock(&self.queue);
         if !q.runs || q.ended || !q.known.insert(id) {
@@ -145,21 +114,14 @@ impl Backups {
         self.news.notify_one();
     }
 
-    /// Whether a QP that was left can be destroyed by the thread.
-    pub(crate) fn runs(&self) -> bool {
-        let q = lock(&self.queue);
-        q.runs && !q.ended
-    }
-
     /// Waits until the thread is not at that QP, which is marked as destroyed. No gate may be held.
     pub(crate) fn wait_for(&self, id: LogicalId) {
         let mut q = lock(&self.queue);
         if q.known.remove(&id) {
             q.wanted.retain(|other| *other != id);
         }
-        while q.busy == Some(id) {
-            q = self.done.wait(q).unwrap_or_else(PoisonError::into_inner);
-        }
+        let busy = |q: &mut Queue| q.busy == Some(id);
+        drop(self.done.wait_timeout_while(q, VERB_TIME, busy));
     }
 
     /// The thread is to end.
@@ -168,15 +130,18 @@ impl Backups {
         self.news.notify_one();
     }
 
-    /// What has been done, where so many QPs have their backup.
-    pub(crate) fn status(&self, ready: u32) -> BackupsStatus {
+    /// What has been done, where devices have these leftovers. How many QPs have their backup is for
+    /// the caller to say.
+    pub(crate) fn status(&self, left: Leftovers) -> BackupsStatus {
         let q = lock(&self.queue);
         BackupsStatus {
-            ready,
+            ready: 0,
             awaited: q.wanted.len() as u32 + u32::from(q.busy.is_some()),
             made: q.made,
             mean_us: q.making_us.checked_div(q.made).unwrap_or(0),
             failures: q.failures,
+            unanswered: left.unanswered,
+            undestroyed: left.undestroyed,
         }
     }
 

@@ -79,6 +79,8 @@ pub struct ControlEndpoint {
     free: Mutex<Vec<u16>>,
     /// Work has failed since it was mended.
     failed: AtomicBool,
+    /// A thread gives the QP a new life.
+    mending: AtomicBool,
     lkey: u32,
     /// Bytes of messages that fit into a datagram.
     room: usize,
@@ -118,6 +120,7 @@ impl ControlEndpoint {
             ring,
             free: Mutex::new(send_slots()),
             failed: AtomicBool::new(false),
+            mending: AtomicBool::new(false),
             lkey: keys.lkey,
             room: mtu.min(MAX_DATAGRAM_BYTES) - SEAL_BYTES,
             memory,
@@ -142,6 +145,22 @@ impl ControlEndpoint {
     /// Whether work of its QP has failed, so that it is to be mended. Says so once.
     pub(crate) fn take_failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed) && self.failed.swap(false, Ordering::AcqRel)
+    }
+
+    /// Takes the QP to RESET, where nothing is posted to it. The device may take its time, so this is
+    /// done by a thread of its own, with no lock held, and [`ControlEndpoint::mend`] after it. None:
+    /// another thread is at it, until [`ControlEndpoint::is_mended`].
+    pub(crate) fn reset(&self) -> Option<Result<()>> {
+        if self.mending.swap(true, Ordering::AcqRel) {
+            return None;
+        }
+        let reset = RcModify { state: Some(QpState::Reset), ..RcModify::default() };
+        Some(self.qp.modify(&QpModify { rc: reset, ..QpModify::default() }))
+    }
+
+    /// Whoever has called [`ControlEndpoint::reset`] has done what follows.
+    pub(crate) fn is_mended(&self) {
+        self.mending.store(false, Ordering::Release);
     }
 
     /// Gives the QP a new life, with its number. What was on its way is lost, as datagrams may be.

@@ -59,7 +59,7 @@ impl Failback {
         core.qps.forget_displaced();
         let _batch = core.control.batch();
         for qp in core.qps.all() {
-            let mut g = qp.gate();
+            let Some(mut g) = qp.gate_now() else { continue };
             if g.datagram.is_some() {
                 leave_drained(&qp, &mut g);
             } else if g.link.is_some() {

@@ -107,17 +107,14 @@ fn handle(core: &Arc<Core<Qp>>, at: LocalPort, from: ControlAddr, message: &Mess
         _ => {
             let nic = core.nics.index_of(message.to.gid);
             let qp = nic.and_then(|nic| core.qps.get((nic, message.to.qpn)));
-            let seeks = |q: &Arc<Qp>| {
-                let g = q.gate();
-                g.link.is_none() && g.seeks.is_some()
-            };
-            match qp.as_ref().filter(|q| q.gate().link.is_some()) {
-                Some(qp) => link::message(qp, &mut qp.gate(), message),
+            let gate = qp.as_ref().map(|qp| (qp, qp.gate_now()));
+            match gate {
+                // Its program changes it just now: the peer says this again.
+                Some((_, None)) => {}
+                Some((qp, Some(mut g))) if g.link.is_some() => link::message(qp, &mut g, message),
                 // The peer has found us before we have found it; it says this again.
-                None if qp.as_ref().is_some_and(seeks) => {
-                    qp.into_iter().for_each(|qp| core.jobs.put(Job::Hurry(qp.id())));
-                }
-                None => {
+                Some((qp, Some(g))) if g.seeks.is_some() => core.jobs.put(Job::Hurry(qp.id())),
+                _ => {
                     message
                         .refusal(core.incarnation, RefuseReason::UnknownQp)
                         .map(|refusal| answer(&refusal));

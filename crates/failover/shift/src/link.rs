@@ -8,7 +8,7 @@ mod state;
 
 pub(crate) use state::Link;
 
-use crate::backups::Spare;
+use crate::backups::Backup;
 use crate::explain;
 use crate::peer::Peer;
 use crate::port_pairs::{self, PathPorts};
@@ -36,14 +36,14 @@ use unbroken_verbs::{
 const LIVING_PATH_US: u64 = 250_000;
 
 /// The link of a QP with that connection number to the QP `them` of the process `peer`, or why
-/// there can be none. A QP that is not where its number says (`foreign`) needs the peer's word
-/// before anything can be sent: it waits longer for it.
+/// there can be none. A QP that is connected by a switch (`by_hello`) needs the peer's word before
+/// anything can be sent: it waits longer for it.
 pub(crate) fn connect(
     qp: &Qp,
     connection: u32,
     them: Endpoint,
     peer: Arc<Peer>,
-    foreign: bool,
+    by_hello: bool,
 ) -> std::result::Result<Link, &'static str> {
     let core = &qp.core;
     let remote = peer
@@ -65,7 +65,7 @@ pub(crate) fn connect(
     }
     port_pairs::know(&core.nics, &peer, &table, now_us());
     let mut config = Config::default();
-    if foreign {
+    if by_hello {
         config.unknown_grace_us = config.peer_silence_us;
     }
     let mut lqp = LogicalQp::new(me, them, table, config, now_us());
@@ -84,7 +84,7 @@ struct Io<'a> {
     /// The peer's NIC that the program has connected.
     default_remote: Option<u8>,
     phys: &'a mut Arc<dyn ResumableQp>,
-    spare: &'a mut Spare,
+    backup: &'a mut Option<Backup>,
     nic: &'a mut usize,
     port: &'a mut u8,
     app: &'a QpModify,
@@ -97,13 +97,25 @@ struct Io<'a> {
 
 /// Lets the executor of a connected QP work, and tells the worker when to look at it.
 fn with<R>(qp: &Qp, g: &mut Gate, f: impl FnOnce(&mut Executor, &mut Io<'_>) -> R) -> Option<R> {
-    let Gate { phys, spare, nic, port, app, failed, why_not, link, holds, .. } = g;
+    let Gate { phys, backup, nic, port, app, failed, why_not, link, holds, .. } = g;
     let Link { executor, peer, told_us, unread } = &mut **link.as_mut()?;
     let was = executor.on_its_way();
     let default_remote = executor.lqp().slots().get(0).map(|path| path.remote);
     let (peer, word) = (&**peer, None);
-    let mut io =
-        Io { qp, peer, default_remote, phys, spare, nic, port, app, failed, why_not, unread, word };
+    let mut io = Io {
+        qp,
+        peer,
+        default_remote,
+        phys,
+        backup,
+        nic,
+        port,
+        app,
+        failed,
+        why_not,
+        unread,
+        word,
+    };
     let result = f(executor, &mut io);
     *holds = executor.holds_sends();
     qp.core.qps.count_switching(was, executor.on_its_way());
@@ -148,11 +160,7 @@ impl Env for Io<'_> {
         })?;
         let core = &self.qp.core;
         core.qps.rename_physical(self.qp.id(), (*self.nic, self.phys.qpn()), (nic, fresh.qpn()));
-        let left = std::mem::replace(self.phys, fresh);
-        match core.nics.capabilities(*self.nic).slow_control && core.backups.runs() {
-            true => self.spare.leave(left),
-            false => left.destroy(),
-        }
+        std::mem::replace(self.phys, fresh).retire();
         (*self.nic, *self.port) = (nic, 1);
         core.backups.look_at(self.qp.id());
         Ok(opened)
@@ -271,9 +279,18 @@ impl Env for Io<'_> {
         core.events.emit(What::GiveUp { host: core.nics.host(), qp: self.qp.qpn(), why });
     }
 
+    fn revives_in_vain(&mut self, lives: u32, wait_us: u64) {
+        let what = format!("queue pair {:#x} has moved nothing in {lives} lives", self.qp.qpn());
+        let next = format!("its path answers; the next life begins in {} ms", wait_us / 1_000);
+        self.qp.core.events.complain(&what, &next);
+    }
+
     fn switched(&mut self, lqp: &LogicalQp, done: &unbroken_failover_protocol::Switch) {
         let (core, s) = (&self.qp.core, &done.switched);
         core.qps.note_displaced();
+        if is_connecting(lqp, done) {
+            return;
+        }
         let name = |slot| {
             lqp.slots()
                 .get(slot)
@@ -323,6 +340,15 @@ impl Io<'_> {
     }
 }
 
+/// Whether the QP was connected by this switch, at either end, and where its program says: nothing
+/// has failed.
+fn is_connecting(lqp: &LogicalQp, done: &unbroken_failover_protocol::Switch) -> bool {
+    let s = &done.switched;
+    let path = |slot| lqp.slots().get(slot);
+    let connects = matches!(s.reason, Reason::Connect | Reason::Peer);
+    connects && s.from_slot == 0 && path(0) == path(s.to_slot) && done.replay.replayed == 0
+}
+
 /// Makes a fresh physical QP with these receives on the local NIC of a path.
 fn make(
     io: &mut Io<'_>,
@@ -337,16 +363,16 @@ fn make(
         .ok_or_else(|| Error::device_gone(format!("{} is dead", core.nics.name(nic))))?;
     let mtu = device.port(1)?.active_mtu;
     let access = io.app.rc.access;
-    let made_ahead = io.spare.take(nic, &device).filter(|(backup, _)| {
-        let free = core.is_free(nic, qp.id().0, backup.qpn());
+    let made_ahead = io.backup.take_if(|backup| backup.is_of(nic, &device)).filter(|backup| {
+        let free = core.is_free(nic, qp.id().0, backup.phys.qpn());
         if !free {
-            backup.destroy(); // a logical QP was given its number meanwhile
+            backup.phys.retire(); // a logical QP was given its number meanwhile
         }
         free
     });
-    let in_init = made_ahead.as_ref().is_some_and(|(_, has)| *has == access);
+    let in_init = made_ahead.as_ref().is_some_and(|backup| backup.access == access);
     let fresh = match made_ahead {
-        Some((backup, _)) => backup,
+        Some(backup) => backup.phys,
         None => core.make_qp_on(&device, nic, qp.id().0, &qp.init)?,
     };
     let rc = RcModify { state: Some(QpState::Init), access, ..RcModify::default() };
@@ -355,7 +381,7 @@ fn make(
         false => fresh.modify(&QpModify { rc, ..QpModify::default() }),
     };
     if let Err(e) = ready.and_then(|()| fresh.adopt(recvs.clone())) {
-        fresh.destroy();
+        fresh.retire();
         return Err(e);
     }
     let psn = random::number() & PSN_MASK;

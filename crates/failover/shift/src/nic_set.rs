@@ -58,6 +58,11 @@ pub trait NicSet: Send + Sync {
     /// Which set of keys NIC `i` has ([`unbroken_types::NicKey`]); 0 where keys are good on all
     /// NICs.
     fn key_set(&self, i: usize) -> u16;
+    /// Whether a region that contexts of NIC `i` have made has another key on that NIC than they
+    /// know it by: peers may name it by a key that is not good there.
+    fn has_foreign_keys(&self, _i: usize) -> bool {
+        false
+    }
     /// Whether UD QPs can be moved.
     fn moves_datagrams(&self) -> bool;
     /// Where UD QPs are that have moved: the table that all these NICs translate by.

@@ -14,8 +14,8 @@ use unbroken_directory::{NicRecord, PortRecord, ProcessRecord, MAX_PORTS};
 use unbroken_events::{NicCounters, NicStatus};
 use unbroken_types::{Gid, PdHandle};
 use unbroken_verbs::{
-    Capabilities, CompChannel, Device, DeviceAttr, EventSink, KeyRow, MemoryDomain, PortAttr,
-    PortState, Result,
+    Capabilities, CompChannel, Device, DeviceAttr, EventSink, KeyRow, Leftovers, MemoryDomain,
+    PortAttr, PortState, Result,
 };
 
 /// One NIC of the host.
@@ -167,6 +167,11 @@ impl NicTable {
         self.nics.key_set(i)
     }
 
+    /// Whether peers may name regions of NIC `i` by keys that are not good there.
+    pub(crate) fn has_foreign_keys(&self, i: usize) -> bool {
+        self.nics.has_foreign_keys(i)
+    }
+
     /// Whether UD QPs can be moved.
     pub(crate) fn moves_datagrams(&self) -> bool {
         self.nics.moves_datagrams()
@@ -272,6 +277,15 @@ impl NicTable {
                 ..NicCounters::default()
             },
         }
+    }
+
+    /// What all devices have of QPs that have been left.
+    pub(crate) fn leftovers(&self) -> Leftovers {
+        let all = (0..self.count()).filter_map(|nic| lock(&self.slots[nic]).device.clone());
+        all.map(|device| device.leftovers()).fold(Leftovers::default(), |sum, of| Leftovers {
+            unanswered: sum.unanswered + of.unanswered,
+            undestroyed: sum.undestroyed + of.undestroyed,
+        })
     }
 
     // --- control endpoints

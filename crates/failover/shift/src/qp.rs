@@ -22,7 +22,7 @@ pub(crate) mod seek;
 mod seeks;
 
 use crate::async_events::AsyncElement;
-use crate::backups::Spare;
+use crate::backups::Backup;
 use crate::contexts::ContextState;
 use crate::core::Core;
 use crate::datagram::Datagram;
@@ -32,6 +32,7 @@ use crate::qps::LogicalId;
 use crate::random;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
+use std::time::Duration;
 use unbroken_directory::QpEntry;
 use unbroken_failover_protocol::PortPath;
 use unbroken_runtime::now_us;
@@ -98,7 +99,7 @@ pub(crate) struct Gate {
     /// Sends are held and not posted, whatever the physical QP would say to them.
     pub(crate) holds: bool,
     /// Physical QPs beside that of the present life.
-    pub(crate) spare: Spare,
+    pub(crate) backup: Option<Backup>,
     /// Which connection of the QP this is: it changes with each RESET, so that messages of an
     /// earlier one are told apart.
     connection: u32,
@@ -133,6 +134,11 @@ impl Gate {
     }
 }
 
+/// A verb of control that takes longer is not waited for by who looks after other QPs, too.
+const VERB_TIME_US: u64 = 5_000;
+/// Between two tries to get a gate that another thread has.
+const GATE_PAUSE: Duration = Duration::from_micros(20);
+
 /// A logical QP.
 pub struct Qp {
     pub(crate) core: Arc<Core<Qp>>,
@@ -145,6 +151,8 @@ pub struct Qp {
     is_plain: bool,
     /// It is not in the list of QPs with sends outstanding.
     idle: AtomicBool,
+    /// Since when a thread of the program has the gate in a verb of control; 0: none does.
+    in_verb_since_us: AtomicU64,
     cookie: AtomicU64,
 }
 
@@ -205,6 +213,34 @@ impl Qp {
     /// What changes of the QP, under its lock.
     pub(crate) fn gate(&self) -> MutexGuard<'_, Gate> {
         lock(&self.gate)
+    }
+
+    /// The same for who looks after many QPs, and waits for no device: none while a program's thread
+    /// is in a verb of control of this QP that its NIC does not answer.
+    pub(crate) fn gate_now(&self) -> Option<MutexGuard<'_, Gate>> {
+        loop {
+            if let Some(gate) = self.try_gate() {
+                return Some(gate);
+            }
+            let since_us = self.in_verb_since_us.load(Ordering::Acquire);
+            if since_us != 0 && now_us().saturating_sub(since_us) >= VERB_TIME_US {
+                return None;
+            }
+            // Whoever has it is about to give it back.
+            std::thread::sleep(GATE_PAUSE);
+        }
+    }
+
+    /// The caller, who has the gate, is in a verb of control until that is dropped.
+    fn enter_verb(&self) -> impl Drop + '_ {
+        struct InVerb<'a>(&'a AtomicU64);
+        impl Drop for InVerb<'_> {
+            fn drop(&mut self) {
+                self.0.store(0, Ordering::Release);
+            }
+        }
+        self.in_verb_since_us.store(now_us(), Ordering::Release);
+        InVerb(&self.in_verb_since_us)
     }
 
     /// The same, if no other thread has it.

@@ -47,7 +47,8 @@ impl Seekers {
     /// A QP was connected to that address, which was asked for then.
     pub(crate) fn seek(&mut self, core: &Core<Qp>, id: LogicalId, addr: QpAddr, now_us: u64) {
         self.forget(id);
-        let linked = core.qps.get(id).is_some_and(|qp| qp.gate().link.is_some());
+        let linked =
+            core.qps.get(id).is_some_and(|qp| qp.gate_now().is_some_and(|g| g.link.is_some()));
         let pause_us = if linked { LOOK_AGAIN_US } else { MIN_PAUSE_US };
         let seeker = Seeker { addr, pause_us, asked_us: now_us, answered: linked };
         self.all.insert(id, seeker);
@@ -113,10 +114,12 @@ impl Seekers {
             false => directory.answer_qp(addr.0, addr.1),
         };
         let awaited = matches!(found, Ok(Found::Later));
-        let linked = qp.gate().link.is_some();
-        let search = match linked && awaited {
-            true => Search::Later,
-            false => qp.found(qp.sought(addr, found)),
+        let linked = qp.gate_now().map(|g| g.link.is_some());
+        let search = match linked {
+            Some(true) if awaited => Search::Later,
+            // Its program changes it just now.
+            None => Search::Later,
+            Some(_) => qp.found(qp.sought(addr, found)),
         };
         let now_us = now_us();
         let Some(seeker) = self.all.get_mut(&id) else { return };

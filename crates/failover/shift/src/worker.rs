@@ -28,11 +28,11 @@ use crate::worker_queue::Job;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use std::collections::HashMap;
 use std::sync::Arc;
-use unbroken_events::{sdr_status, ProcessStatus, StatusServer};
+use unbroken_events::{sdr_status, BackupsStatus, ProcessStatus, StatusServer};
 use unbroken_failover_protocol::health::{Answer, Verdict};
 use unbroken_failover_protocol::message::{Body, KeyName, Probe};
 use unbroken_failover_protocol::repeats::Repeats;
-use unbroken_failover_protocol::silence::{judge, ASK_AFTER_US};
+use unbroken_failover_protocol::silence::ASK_AFTER_US;
 use unbroken_failover_protocol::{Endpoint, Liveness, Message, PeerWord, PortPath, SlotPath};
 use unbroken_runtime::now_us;
 
@@ -69,6 +69,8 @@ struct Worker {
     seekers: Seekers,
     /// Ports whose control endpoints have failed, and when to mend them.
     ailing: Due<LocalPort>,
+    /// What is to be done with QPs that their programs change just now.
+    deferred: Vec<Job>,
     /// QPs whose messages wait until the directory has been read.
     unread: Vec<LogicalId>,
     /// A switch that began lately is young until then.
@@ -190,6 +192,7 @@ impl Worker {
             connect_tries: HashMap::new(),
             seekers: Seekers::default(),
             ailing: Due::default(),
+            deferred: Vec::new(),
             unread: Vec::new(),
             young_until_us: 0,
             lingers: false,
@@ -276,6 +279,7 @@ impl Worker {
         self.moved_qps.work(&self.core, now_us());
         let clock_us = self.clock_us();
         if clock_us >= self.look_at_us {
+            std::mem::take(&mut self.deferred).into_iter().for_each(|job| self.job(job));
             self.look(clock_us);
             self.look_at_us = clock_us + LOOK_US;
         }
@@ -316,6 +320,7 @@ impl Worker {
             }
             Job::Read(id) => self.unread.push(id),
             Job::MendEndpoint(at) => drop(self.ailing.set(at, now_us() + MEND_AFTER_US)),
+            Job::MendAgain(at) => drop(self.ailing.set(at, now_us() + MEND_AGAIN_US)),
             Job::ProbeAck(at, message) => self.probe_answered(at, &message),
             Job::TendPortPairs => self.tend_at_us = 0,
             Job::Moved(id) => self.moved_qps.moved(id),
@@ -349,13 +354,15 @@ impl Worker {
         if self.unread.is_empty() {
             return;
         }
-        let (core, mut read) = (self.core.clone(), Vec::new());
+        let (core, mut read, mut later) = (self.core.clone(), Vec::new(), Vec::new());
         let _batch = core.control.batch();
         for id in std::mem::take(&mut self.unread) {
             let Some(qp) = core.qps.get(id) else { continue };
-            let Some(link::Unread { peer, named }) = link::unread(&qp, &qp.gate()) else {
+            let Some(unread) = qp.gate_now().map(|g| link::unread(&qp, &g)) else {
+                later.push(id);
                 continue;
             };
+            let Some(link::Unread { peer, named }) = unread else { continue };
             self.refresh_once(&peer, &mut read);
             let found = core
                 .directory
@@ -363,8 +370,12 @@ impl Worker {
                 .zip(named)
                 .and_then(|(d, (gid, qpn))| d.lookup_qp(gid, qpn).ok());
             let connection = found.flatten().map(|(_, connection)| connection);
-            link::informed(&qp, &mut qp.gate(), PeerWord { connection });
+            match qp.gate_now() {
+                Some(mut g) => link::informed(&qp, &mut g, PeerWord { connection }),
+                None => later.push(id),
+            };
         }
+        self.deferred.extend(later.into_iter().map(Job::Read));
     }
 
     // --- keys of peers
@@ -407,7 +418,7 @@ impl Worker {
 
     fn qps_of(&self, peer: &Arc<Peer>, f: impl Fn(&Qp, &mut Gate) + Sync) {
         self.core.parallel.each(&self.core.qps.all(), |qp| {
-            let mut g = qp.gate();
+            let Some(mut g) = qp.gate_now() else { return };
             if g.link.as_ref().is_some_and(|l| l.peer().incarnation == peer.incarnation) {
                 f(qp, &mut g);
             }
@@ -429,7 +440,10 @@ impl Worker {
             forged: core.control.forged(),
             qps: core.qps.all().iter().map(|q| q.status()).collect(),
             nics: core.nics.statuses(),
-            backups: core.backups.status(core.qps.count(|qp| qp.gate().spare.ready.is_some())),
+            backups: BackupsStatus {
+                ready: core.qps.count(|qp| qp.gate_now().is_some_and(|g| g.backup.is_some())),
+                ..core.backups.status(core.nics.leftovers())
+            },
             sdr: sdr_status(),
         });
     }

@@ -38,6 +38,8 @@ pub(crate) enum Job {
     Read(LogicalId),
     /// The control endpoint of a port has failed.
     MendEndpoint(LocalPort),
+    /// ... and its device has not taken it to a new life.
+    MendAgain(LocalPort),
     /// A probe was answered; the answer came in by that port.
     ProbeAck(LocalPort, Message),
     /// A QP has migrated, or may be given another alternate path.

@@ -7,7 +7,7 @@ use crate::plan::Fault;
 use crate::world::{endpoint, logical_qpn, Event, Violation, World};
 use unbroken_failover_protocol::health::{Answer, Verdict};
 use unbroken_failover_protocol::message::{Body, Probe, RefuseReason};
-use unbroken_failover_protocol::silence::{judge, ASK_AFTER_US};
+use unbroken_failover_protocol::silence::ASK_AFTER_US;
 use unbroken_failover_protocol::{Env, Message, Reason, SlotPath, State};
 use unbroken_roce::RcEvent;
 use unbroken_types::{QpState, RecvWr, WcOpcode, PSN_MASK};
@@ -560,8 +560,8 @@ impl World {
             if answer == Answer::Alive {
                 self.with(host, qp, |executor, _| executor.path_lives(path));
             }
-            if let Some(reason) = judge(now_us, since_us, answer, p.waiting_rnr) {
-                self.suspect(host, qp, reason);
+            if answer == Answer::Dead {
+                self.suspect(host, qp, Reason::Stall);
             }
             if self.plan.plain[host] && answer == Answer::Alive && !p.waiting_rnr {
                 // A plain device does not count.

@@ -19,14 +19,14 @@ use std::ffi::c_int;
 use std::mem::zeroed;
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use unbroken_types::{Gid, GidType, PathAttr, PdHandle};
 use unbroken_verbs::abi::*;
 use unbroken_verbs::{
     Capabilities, CompChannel, Cq, Device, DeviceCounters, DeviceEvent, DeviceQp, Error, EventFd,
-    EventSink, GidEntry, LimitHook, MemoryDomain, OverrunHook, Owner, PortAttr, PortEvent,
-    PortState, QpEvent, QpInit, Result, ResumableQp, Srq, SrqAttr,
+    EventSink, GidEntry, Leftovers, LimitHook, MemoryDomain, OverrunHook, Owner, PortAttr,
+    PortEvent, PortState, QpEvent, QpInit, Result, ResumableQp, Srq, SrqAttr,
 };
 
 /// The only port that QPs use.
@@ -60,6 +60,8 @@ pub(crate) struct Shared {
     /// Who looks for the device once it is dead.
     revival: Arc<Revival>,
     end: EventFd,
+    /// QPs that the provider refused to destroy.
+    pub(crate) undestroyed: AtomicU32,
     /// How the device's traffic is counted.
     counters: crate::counters::CounterFiles,
 }
@@ -332,6 +334,7 @@ impl HostDevice {
             port_active: AtomicBool::new(false),
             gid,
             gid_index: AtomicU8::new(0),
+            undestroyed: AtomicU32::new(0),
             channel: Object(channel),
             cqs: Mutex::default(),
             srqs: Mutex::default(),
@@ -463,6 +466,11 @@ impl Device for HostDevice {
 
     fn counters(&self) -> DeviceCounters {
         self.shared.counters.read()
+    }
+
+    fn leftovers(&self) -> Leftovers {
+        let undestroyed = self.shared.undestroyed.load(Ordering::Relaxed);
+        Leftovers { undestroyed, ..Leftovers::default() }
     }
 }
 

@@ -300,11 +300,12 @@ impl DeviceQp for HostQp {
 
     fn modify(&self, change: &QpModify) -> Result<()> {
         let _in_use = self.in_use()?;
-        let mut attrs = lock(&self.attrs);
         let (mut attr, mask) = modify(self.kind, change);
         // SAFETY: a QP of ours and a live local.
         let code = unsafe { self.shared.context.library.modify_qp(self.raw.0, &mut attr, mask) };
         check(&format!("{}: ibv_modify_qp(mask {mask:#x})", self.shared.context.name), code)?;
+        // Not before: others ask for the state while a device takes its time.
+        let mut attrs = lock(&self.attrs);
         if change.rc.state == Some(QpState::Reset) {
             *attrs = QpModify::default();
         }
@@ -337,9 +338,15 @@ impl DeviceQp for HostQp {
             return;
         }
         // SAFETY: a QP of ours, once: nobody is using it, and nobody will.
-        unsafe { self.shared.context.library.destroy_qp(self.raw.0) };
+        let code = unsafe { self.shared.context.library.destroy_qp(self.raw.0) };
         drop(exists);
         self.handles.clear();
+        if code != 0 && self.shared.alive() {
+            // The device has it still, so what it uses stays, too.
+            self.shared.undestroyed.fetch_add(1, Ordering::Relaxed);
+            std::mem::forget((self._cqs.clone(), lock(&self.uses).take()));
+            return;
+        }
         if let Some(uses) = lock(&self.uses).take() {
             self.memory.unuse_pd(uses.pd);
         }

@@ -101,6 +101,9 @@ pub trait Env {
 
     /// The QP is about to be given up.
     fn gives_up(&mut self, lqp: &LogicalQp, cause: FailCause, status: WcStatus);
+    /// The QP's transport has given up in that many lives, one after the other, on paths that live,
+    /// and nothing has moved in them. The next life begins in so many microseconds.
+    fn revives_in_vain(&mut self, _lives: u32, _wait_us: u64) {}
     /// A switch is done, and something has moved (or nothing was there to be moved).
     fn switched(&mut self, lqp: &LogicalQp, done: &Switch);
 }

@@ -39,7 +39,8 @@ impl Executor {
         batch: &dyn SendBatch,
     ) -> Option<Result<(), PostError>> {
         let work = &mut self.held.as_mut()?.work;
-        let before = if self.lqp.state() == State::Fencing { in_device() } else { 0 };
+        let stays = matches!(self.lqp.state(), State::Fencing | State::Quiescing);
+        let before = if stays { in_device() } else { 0 };
         Some(work.hold_sends(caps, before, batch, |wr| check_send(caps, wr)))
     }
 

@@ -35,7 +35,8 @@ impl Executor {
                 Ok(Quiesced { executed, exact, completed, outstanding, progressed, idle })
             }
             Err((work, None)) => {
-                self.held = Held::later(work);
+                // From now on, since the physical QP may not be as far as the application.
+                self.held = Some(Held { work, recvs: false });
                 let wait_us =
                     stopping.map_or(STOP_LOOK_US, |(_, us)| (2 * us).min(STOP_LOOK_MAX_US));
                 self.stopping = Some((env.now_us() + wait_us, wait_us));
@@ -88,6 +89,7 @@ impl Executor {
                 held.recvs = false;
                 (self.silence, self.gave_up) = (Silence::default(), None);
                 (self.went_on, self.insists) = ((0, 0), false);
+                self.revivals.begun();
             }
             Err(_) => held.work.recvs = recvs.recvs,
         }

@@ -300,12 +300,17 @@ impl LogicalQp {
     /// peer is told like any other, or it would wait for us for ever. If it is somebody else's, the
     /// address of the message says so, and it goes on.
     pub(crate) fn fail_unproven(&mut self, status: WcStatus) {
+        self.fail_alive(status, FailCause::NeverWorked);
+    }
+
+    /// The application gets its error although the path lives; the peer is told.
+    pub(crate) fn fail_alive(&mut self, status: WcStatus, cause: FailCause) {
         if matches!(self.state, State::Active | State::Fencing) {
             self.chain = None;
             self.refusal = RefuseReason::Failed;
             self.state = State::Failed;
             self.refuse(self.refusal);
-            self.actions.push_back(Action::Fail { status, cause: FailCause::NeverWorked });
+            self.actions.push_back(Action::Fail { status, cause });
         }
     }
 

@@ -7,6 +7,7 @@ use mock::{gid, Events, Net, NicId};
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use unbroken_resumable::{EventInterceptor, LogicalMemory, ResumableDevice};
 use unbroken_types::{
     Access, Messages, Mtu, PathAttr, PdHandle, PeerDone, QpCaps, QpState, QpType, SendFlags,
@@ -17,6 +18,8 @@ use unbroken_verbs::{
     RemoteNic, Result, ResumableQp, SendWr, Srq, SrqAttr,
 };
 
+/// The longest that a QP takes to stop.
+const PATIENCE: Duration = Duration::from_secs(20);
 pub const NICS: usize = 3;
 pub const CAPS: QpCaps = QpCaps {
     max_send_wr: 8,
@@ -268,13 +271,17 @@ pub fn switch(
 ) {
     let mut held: Vec<Backlog> = Vec::new();
     for end in ends.iter_mut() {
-        let mut tries = 0;
+        let start = Instant::now();
         let backlog = loop {
             match end.qp.quiesce() {
                 Ok(backlog) => break backlog,
-                Err(e) => assert!(e.errno() == libc::EAGAIN && tries < 1000, "quiesce: {e}"),
+                Err(e) => {
+                    let waits = e.errno() == libc::EAGAIN && start.elapsed() < PATIENCE;
+                    assert!(waits, "quiesce: {e}");
+                }
             }
-            tries += 1;
+            // A thread of the device may have its command.
+            std::thread::yield_now();
             turns(hosts);
         };
         assert!(!backlog.exact);

@@ -1,7 +1,7 @@
 //! What the thread for backups does with a QP (see [`crate::backups`]).
 
 use super::{Gate, Qp};
-use crate::backups::{Backup, Spare};
+use crate::backups::Backup;
 use crate::core::Core;
 use std::sync::Arc;
 use unbroken_runtime::now_us;
@@ -42,7 +42,7 @@ fn run(core: &Arc<Core<Qp>>) {
 }
 
 impl Qp {
-    /// Destroys what the QP has no use for any more, and makes its backup.
+    /// Ends a backup that the QP has no use for any more, and makes one.
     fn tend_backup(&self) {
         let (old, wanted) = {
             let mut g = self.gate();
@@ -53,11 +53,10 @@ impl Qp {
                 // It may be connected again and have use for it.
                 None => backup.nic == here || !backup.device.alive(),
             };
-            let ready = g.spare.ready.take_if(useless);
-            let left = std::mem::take(&mut g.spare.left);
-            (Spare { ready, left }, wanted.filter(|_| g.spare.ready.is_none()))
+            let old = g.backup.take_if(useless);
+            (old, wanted.filter(|_| g.backup.is_none()))
         };
-        old.destroy();
+        old.into_iter().for_each(|backup| backup.phys.retire());
         let Some((nic, device)) = wanted else { return };
         let start_us = now_us();
         let made = self.make_backup(nic, &device);
@@ -97,9 +96,8 @@ impl Qp {
     fn keep_backup(&self, backup: Backup) {
         let mut g = self.gate();
         let wanted = self.wants_backup(&g);
-        if g.spare.ready.is_none() && wanted.is_some_and(|(nic, device)| backup.is_of(nic, &device))
-        {
-            g.spare.ready = Some(backup);
+        if g.backup.is_none() && wanted.is_some_and(|(nic, device)| backup.is_of(nic, &device)) {
+            g.backup = Some(backup);
             return;
         }
         drop(g);

@@ -1,7 +1,6 @@
 //! How a logical QP is made, and whether failover protects it.
 
 use super::{Gate, Qp, QpRequest};
-use crate::backups::Spare;
 use crate::contexts::ContextState;
 use crate::core::Core;
 use crate::datagram::Datagram;
@@ -52,6 +51,7 @@ impl Qp {
             init: QpInit { wc_qpn: Some(qpn), ..init },
             is_plain: r.plain,
             idle: AtomicBool::new(true),
+            in_verb_since_us: AtomicU64::new(0),
             gate: Mutex::new(Gate::new(phys, at, datagram, why_not)),
             cookie: AtomicU64::new(r.cookie),
         });
@@ -101,7 +101,7 @@ impl Gate {
             told_lost: false,
             destroyed: false,
             holds: false,
-            spare: Spare::default(),
+            backup: None,
             connection: random::number(),
             alias: None,
         }

@@ -21,6 +21,13 @@ impl Qp {
         (g.nic, g.phys.qpn()) != (self.nic, self.qpn)
     }
 
+    /// Whether the peer must be told something before it sends: where the QP is, or that regions
+    /// have other keys on its NIC than the program gave to peers, as that NIC has died and was
+    /// opened again. So the QP is connected by a switch, whose Hello says both.
+    pub(super) fn connects_by_hello(&self, g: &Gate) -> bool {
+        self.is_foreign(g) || self.core.nics.has_foreign_keys(g.nic)
+    }
+
     /// A QP that is not connected and whose NIC has died is made anew on another, with its
     /// receives. Gives whether that was so.
     pub(super) fn leave_dead_nic(&self, g: &mut Gate) -> Result<bool> {
@@ -86,13 +93,13 @@ impl Qp {
     }
 
     pub(super) fn replace_physical(&self, g: &mut Gate, nic: usize, fresh: Arc<dyn ResumableQp>) {
-        g.phys.destroy();
+        g.phys.retire();
         self.core.qps.rename_physical(self.id(), (g.nic, g.phys.qpn()), (nic, fresh.qpn()));
         (g.phys, g.nic, g.port) = (fresh, nic, 1);
     }
 
-    /// Connects a QP whose peer cannot reach it by its number: the two ends tell each other where
-    /// they are, as in a switch.
+    /// Connects a QP whose peer cannot reach it by its number, or must hear of its NIC's keys first:
+    /// the two ends tell each other where they are, as in a switch.
     pub(super) fn connect_elsewhere(&self, g: &mut Gate, change: &QpModify) -> Result<()> {
         if let Err(e) = change.rc.validate(QpType::Rc, g.phys.state()) {
             link::close(self, g);
@@ -221,13 +228,16 @@ impl Qp {
         }
         link::close(self, &mut g);
         drop(self.seek_no_more(&mut g));
-        g.phys.destroy();
-        self.purge();
         let known = datagram::known(self, &g);
         let alias = g.alias.take();
-        let spare = std::mem::take(&mut g.spare);
+        let (phys, backup) = (g.phys.clone(), g.backup.take());
+        // The device may take its time, and the worker looks at all QPs.
         drop(g);
-        spare.destroy();
+        phys.destroy();
+        self.purge();
+        if let Some(backup) = backup {
+            backup.phys.destroy();
+        }
         self.core.backups.wait_for(self.id());
         self.core.qps.remove(self.id());
         if let Some(context) = self.context.upgrade() {

@@ -59,6 +59,7 @@ impl Qp {
             _ => None,
         };
         let mut g = self.gate();
+        let _in_verb = self.enter_verb();
         if g.failed && state.is_some_and(|s| s != QpState::Err && s != QpState::Reset) {
             return Err(Error::invalid("the QP has failed: reset it or make a new one"));
         }
@@ -82,8 +83,12 @@ impl Qp {
         if let Some(sought) = sought {
             self.connect(&mut g, change, sought);
         }
-        if !had_link && g.link.is_some() && (self.is_foreign(&g) || !self.core.nics.usable(g.nic)) {
+        let by_hello = self.connects_by_hello(&g);
+        if !had_link && g.link.is_some() && (by_hello || !self.core.nics.usable(g.nic)) {
             return self.connect_elsewhere(&mut g, change);
+        }
+        if by_hello && state == Some(QpState::Rtr) && self.keep_until_found(&mut g) {
+            return self.modify_later(&mut g, change);
         }
         self.change_physical(&mut g, change, had_link)
     }

@@ -44,6 +44,10 @@ const UNFOUND_US: u64 = 1_000_000;
 /// For so long a failure waits for the peer to be found.
 const HOLD_US: u64 = 1_000_000;
 
+/// For so long a QP whose peer may know regions by older keys waits for the peer to be found, before
+/// it takes requests: a peer that is found hears of the keys, and whom nobody finds cannot.
+const KEYS_HOLD_US: u64 = 100_000;
+
 const NOT_THERE: &str = "the peer is not in the directory";
 const NO_ANSWER: &str = "the directory has not answered yet";
 const UNREADABLE: &str = "the directory cannot be read";
@@ -197,8 +201,8 @@ impl Qp {
                 }
                 if failed.is_some() || !self.core.nics.usable(g.nic) {
                     link::suspect_with(self, &mut g, Reason::PostFailed, held);
-                } else if self.is_foreign(&g) {
-                    link::suspect(self, &mut g, Reason::Connect);
+                } else if self.connects_by_hello(&g) {
+                    link::suspect_with(self, &mut g, Reason::Connect, held);
                 }
                 Search::Linked
             }
@@ -223,6 +227,9 @@ impl Qp {
             self.flush_with_kept(g, kept, status);
             return Search::Over;
         }
+        if now_us >= seeks.since_us + KEYS_HOLD_US && seeks.failed.is_none() {
+            self.release_kept(g);
+        }
         match why {
             NOT_THERE => Search::Nobody,
             _ => Search::Later,
@@ -237,7 +244,8 @@ impl Qp {
     ) -> std::result::Result<(), (QpAddr, &'static str, String)> {
         match sought {
             Sought::Peer { peer, addr, them } => {
-                let link = link::connect(self, g.connection, them, peer, self.is_foreign(g));
+                let by_hello = self.connects_by_hello(g);
+                let link = link::connect(self, g.connection, them, peer, by_hello);
                 g.link = Some(Box::new(link.map_err(|why| (addr, why, String::new()))?));
                 g.why_not = "";
                 Ok(())

@@ -72,7 +72,7 @@ fn hundreds_of_qps_leave_a_nic_together() {
     a.connect(&b);
     b.connect(&a);
     wait("all are protected", || a.all(|s| s.protected) && b.all(|s| s.protected));
-    let ready = |host: &Host| host.qps.iter().all(|qp| qp.gate().spare.ready.is_some());
+    let ready = |host: &Host| host.qps.iter().all(|qp| qp.gate().backup.is_some());
     wait("all have their backup", || ready(&a) && ready(&b));
     for host in [&a, &b] {
         host.plan.control_us.store(CONTROL_US, SeqCst);
@@ -91,7 +91,7 @@ fn hundreds_of_qps_leave_a_nic_together() {
         host.plan.control_us.store(0, SeqCst);
         let made = || host.plan.made.load(SeqCst);
         wait("each has another backup, and nothing else", || {
-            ready(host) && host.core.backups.status(0).awaited == 0
+            ready(host) && host.core.backups.status(Default::default()).awaited == 0
         });
         let before = made();
         host.qps.iter().for_each(|qp| qp.destroy().unwrap());
@@ -126,7 +126,7 @@ fn a_program_pays_for_its_own_control_verbs_alone() {
     a.plan.control_us.store(0, SeqCst);
     let all = |host: &Host| host.all(|s| s.protected);
     wait("all are protected, and have their backup", || {
-        all(&a) && all(&b) && a.qps.iter().all(|qp| qp.gate().spare.ready.is_some())
+        all(&a) && all(&b) && a.qps.iter().all(|qp| qp.gate().backup.is_some())
     });
     assert_eq!(a.plan.calls(), 4 * QPS as u32, "by other threads");
 }

@@ -10,6 +10,9 @@ const CONNECT_RETRY_US: u64 = 5_000;
 /// How many times, before the paths that are known must do.
 const CONNECT_RETRIES: u32 = 400;
 
+/// When a QP that its program changes just now is looked at again.
+const BUSY_US: u64 = 1_000;
+
 /// QPs that are looked for in one round, so that messages do not wait for thousands.
 const MAX_CONNECTING: usize = 256;
 
@@ -22,7 +25,7 @@ impl Worker {
         let next = Mutex::new(Vec::with_capacity(due.len()));
         core.parallel.each(&due, |id| {
             let at_us = core.qps.get(*id).and_then(|qp| {
-                let mut g = qp.gate();
+                let Some(mut g) = qp.gate_now() else { return Some(now + BUSY_US) };
                 if g.datagram.is_some() {
                     return datagram::tick(&qp, &mut g);
                 }
@@ -39,7 +42,7 @@ impl Worker {
     fn refresh_late(&self, due: &[LogicalId], now: u64) {
         let mut read = Vec::new();
         for qp in due.iter().filter_map(|id| self.core.qps.get(*id)) {
-            let late = link::waits_too_long(&qp.gate(), now);
+            let late = qp.gate_now().and_then(|g| link::waits_too_long(&g, now));
             late.iter().for_each(|peer| self.refresh_once(peer, &mut read));
         }
     }
@@ -70,8 +73,19 @@ impl Worker {
         for at in self.ailing.take(now, usize::MAX) {
             // A NIC that has died is opened anew when it is healed, with other endpoints.
             let Some(endpoint) = core.nics.endpoint_of(at) else { continue };
-            let _turn = lock(&core.control.receiving);
-            if endpoint.mend().is_err() {
+            let own = core.clone();
+            // The device may not answer.
+            let mend = move || {
+                let Some(begun) = endpoint.reset() else { return };
+                let turn = lock(&own.control.receiving);
+                let mended = begun.and_then(|()| endpoint.mend());
+                endpoint.is_mended();
+                drop(turn);
+                if mended.is_err() {
+                    own.jobs.put(Job::MendAgain(at));
+                }
+            };
+            if unbroken_process::spawn("unb-mend", mend).is_err() {
                 self.ailing.set(at, now + MEND_AGAIN_US);
             }
         }
@@ -81,8 +95,13 @@ impl Worker {
         let (core, mut read) = (self.core.clone(), Vec::new());
         for id in self.connecting.take(now, MAX_CONNECTING) {
             let tries = self.connect_tries.get(&id).copied().unwrap_or(0) + 1;
-            let peer =
-                core.qps.get(id).and_then(|qp| Some(qp.gate().link.as_ref()?.peer().clone()));
+            let qp = core.qps.get(id);
+            let gate = qp.as_ref().map(|qp| qp.gate_now());
+            if let Some(None) = gate {
+                self.connecting.set(id, now + CONNECT_RETRY_US);
+                continue;
+            }
+            let peer = gate.flatten().and_then(|g| Some(g.link.as_ref()?.peer().clone()));
             let goes_on = peer.is_some_and(|peer| {
                 self.refresh_once(&peer, &mut read);
                 self.peer_shown(id, &peer, now);
@@ -102,7 +121,7 @@ impl Worker {
     /// What is known of a QP's peer has been read.
     fn peer_shown(&self, id: LogicalId, peer: &Arc<Peer>, now: u64) {
         let Some(qp) = self.core.qps.get(id) else { return };
-        let mut g = qp.gate();
+        let Some(mut g) = qp.gate_now() else { return };
         if let Some(link) = &g.link {
             port_pairs::know(&self.core.nics, peer, link.executor().lqp().slots(), now);
         }

@@ -53,11 +53,10 @@ impl Worker {
     /// The log is to have the QPs that end with that NIC, as nothing protects them.
     fn tell_lost(&self, nic: usize) {
         let of_it = |qp: Arc<Qp>| {
-            let mut g = qp.gate();
-            if g.nic == nic {
-                qp.ends_with_nic(&mut g)
-            } else {
-                None
+            let mut g = qp.gate_now()?;
+            match g.nic == nic {
+                true => qp.ends_with_nic(&mut g),
+                false => None,
             }
         };
         self.core.events.emit_all(self.core.qps.all().into_iter().filter_map(of_it));
@@ -67,7 +66,11 @@ impl Worker {
     /// question to its path.
     fn qp_failed(&mut self, nic: usize, qpn: u32, status: WcStatus) {
         let Some(qp) = self.core.qps.by_physical((nic, qpn)) else { return };
-        let mut g = qp.gate();
+        let Some(mut g) = qp.gate_now() else {
+            // It has failed all the same.
+            let event = DeviceEvent::QpFailed { qpn, status };
+            return self.deferred.push(Job::Device(nic, event));
+        };
         if (g.nic, g.phys.qpn()) != (nic, qpn) {
             return; // a life that is over
         }
@@ -119,7 +122,8 @@ impl Worker {
         let (core, clock_us) = (self.core.clone(), self.clock_us());
         let _batch = core.control.batch();
         core.parallel.each(&core.qps.all(), |qp| {
-            let mut g = qp.gate();
+            // One that a program changes just now finds out by itself.
+            let Some(mut g) = qp.gate_now() else { return };
             if g.link.is_some() {
                 link::beliefs_changed(qp, &mut g);
                 let on_it = g.nic == nic && port.is_none_or(|port| port == g.port);
@@ -142,7 +146,12 @@ impl Worker {
         let absorbed = core.settings.failover
             && core.nics.holds(nic)
             && !core.settings.show_events
-            && core.qps.all().iter().filter(|q| q.id().0 == nic).all(|q| q.absorbs(&q.gate()));
+            && core
+                .qps
+                .all()
+                .iter()
+                .filter(|q| q.id().0 == nic)
+                .all(|q| q.gate_now().is_none_or(|g| q.absorbs(&g)));
         core.contexts.raise(nic, event, element, |context| !absorbed || context.only_watches());
     }
 
@@ -171,7 +180,7 @@ impl Worker {
                 }
             }
             for qp in core.qps.all() {
-                let mut g = qp.gate();
+                let Some(mut g) = qp.gate_now() else { continue };
                 link::beliefs_changed(&qp, &mut g);
                 datagram::nic_back(&qp, &mut g);
             }

@@ -2,6 +2,7 @@
 //! looked at, questions are asked, probes leave and are answered, verdicts are given.
 
 use super::*;
+use unbroken_failover_protocol::Reason;
 
 /// How often QPs whose port pairs change, or that are displaced, are looked at.
 const TEND_US: u64 = 50_000;
@@ -45,9 +46,13 @@ impl Worker {
         let mut sent = Sent::default();
         let busy = core.qps.take_busy().into_iter().filter_map(|id| core.qps.get(id));
         // Those first that show that their path lives.
-        let (moved, others): (Vec<_>, Vec<_>) = busy.partition(|qp| link::has_moved(&qp.gate()));
+        let (moved, others): (Vec<_>, Vec<_>) =
+            busy.partition(|qp| qp.gate_now().is_some_and(|g| link::has_moved(&g)));
         for qp in moved.into_iter().chain(others) {
-            let mut g = qp.gate();
+            let Some(mut g) = qp.gate_now() else {
+                core.qps.add_busy(qp.id());
+                continue;
+            };
             let path = g.link.as_ref().map(|l| l.peer().incarnation).zip(port_pairs::port_path(&g));
             let lives = path.is_some_and(|path| carried.contains_key(&path));
             let progress = link::progress(&g, clock_us, lives);
@@ -86,20 +91,17 @@ impl Worker {
         for (qp, peer, port_path, since_us, waits_for_receive, counts) in silent {
             let answer = peer.health().ask(clock_us, port_path, since_us);
             if answer == Answer::Alive {
-                link::path_lives(&mut qp.gate(), port_path.path);
+                qp.gate_now().iter_mut().for_each(|g| link::path_lives(g, port_path.path));
                 if !waits_for_receive && !counts {
                     sent.add(&peer, port_path, 0, 1);
                 }
             }
-            let Some(reason) = judge(clock_us, since_us, answer, waits_for_receive) else {
-                continue;
-            };
-            let mut g = qp.gate();
             let dead = answer == Answer::Dead;
+            let Some(mut g) = dead.then(|| qp.gate_now()).flatten() else { continue };
             if port_pairs::port_path(&g) == Some(port_path)
-                && !(dead && port_pairs::leave(&qp, &mut g, clock_us, port_path.port_pair))
+                && !port_pairs::leave(&qp, &mut g, clock_us, port_path.port_pair)
             {
-                link::suspect(&qp, &mut g, reason);
+                link::suspect(&qp, &mut g, Reason::Stall);
             }
         }
         for ((_, port_path), (peer, acked, again)) in sent.0 {
@@ -182,7 +184,7 @@ impl Worker {
         }
         let (mut changed, mut displaced) = (false, false);
         for qp in self.core.qps.all() {
-            let mut g = qp.gate();
+            let Some(mut g) = qp.gate_now() else { continue };
             if g.link.is_none() {
                 continue;
             }

@@ -10,9 +10,9 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use unbroken_types::{Access, Gid, PathAttr, PdHandle};
 use unbroken_verbs::{
-    Capabilities, CompChannel, Cq, Device, DeviceCounters, DeviceQp, IndirectEntry, LimitHook,
-    MemoryDomain, MrChange, MrKeys, OverrunHook, PortAttr, QpInit, Result, ResumableQp, Srq,
-    SrqAttr, WindowType,
+    Capabilities, CompChannel, Cq, Device, DeviceCounters, DeviceQp, IndirectEntry, Leftovers,
+    LimitHook, MemoryDomain, MrChange, MrKeys, OverrunHook, PortAttr, QpInit, Result, ResumableQp,
+    Srq, SrqAttr, WindowType,
 };
 
 /// See the module's text.
@@ -114,6 +114,10 @@ impl Device for SeamDevice {
 
     fn counters(&self) -> DeviceCounters {
         self.inner.counters()
+    }
+
+    fn leftovers(&self) -> Leftovers {
+        self.inner.leftovers()
     }
 }
 

@@ -1,0 +1,171 @@
+//! Control verbs of a device that nobody may wait for: a thread of the device carries them out.
+//!
+//! A NIC that fails may go on answering its data path and its driver, and answer no command for a
+//! minute, since its firmware hangs. So what a switch asks of the NIC that it leaves (ERR for the
+//! QP, and the QP's end) is left to this thread, and a switch waits for an answer only as long as
+//! the device answers at all ([`Commands::is_stuck`]).
+//!
+//! ```text
+//! put ──> waiting ──> under way ──> done
+//!                         └── for STUCK_US: the device is stuck, until it answers
+//! ```
+//!
+//! Bounds: one thread starts with the first command, another only when a command has been answered
+//! and more wait, [`MAX_THREADS`] at most; so a device that hangs has one command. Threads end when
+//! nothing has come for [`IDLE`]. What waits is bounded by the QPs and regions of the program.
+
+use crate::{lock, Host};
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+/// A command that has no answer after this time is not waited for. RNICs take 0.1 to several ms.
+const STUCK_US: u64 = 50_000;
+/// Commands that a device that answers has at a time.
+const MAX_THREADS: usize = 4;
+/// A thread without a command for so long ends.
+const IDLE: Duration = Duration::from_millis(200);
+
+/// What is to be done, once.
+pub(crate) type Command = Box<dyn FnOnce() + Send>;
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Command>,
+    /// Since when each command is under way.
+    under_way: Vec<u64>,
+    threads: usize,
+    idle: usize,
+}
+
+#[derive(Default)]
+struct Shared {
+    queue: Mutex<Queue>,
+    news: Condvar,
+}
+
+impl Shared {
+    /// Carries out the next command. False: there is none.
+    fn next(&self, host: Host) -> bool {
+        let since_us = (host.now_us)();
+        let mut q = lock(&self.queue);
+        let Some(command) = q.waiting.pop_front() else { return false };
+        q.under_way.push(since_us);
+        drop(q);
+        let _under_way = UnderWay { shared: self, since_us };
+        // A defect in one must not leave the others undone.
+        let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(command));
+        true
+    }
+}
+
+/// A command that is under way since then.
+struct UnderWay<'a> {
+    shared: &'a Shared,
+    since_us: u64,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        let mut q = lock(&self.shared.queue);
+        let at = q.under_way.iter().position(|us| *us == self.since_us);
+        at.map(|at| q.under_way.swap_remove(at));
+    }
+}
+
+/// The commands of a device, as long as it is open.
+pub(crate) struct Commands {
+    shared: Arc<Shared>,
+    host: Host,
+    name: String,
+}
+
+impl Commands {
+    pub(crate) fn new(device: &str, host: Host) -> Commands {
+        Commands { shared: Arc::default(), host, name: format!("unb-c-{device}") }
+    }
+
+    /// Has a command carried out soon. Where no thread can be started it is done now.
+    pub(crate) fn put(&self, command: Command) {
+        let mut q = lock(&self.shared.queue);
+        q.waiting.push_back(command);
+        let first = q.threads == 0;
+        q.threads += usize::from(first);
+        drop(q);
+        if !first {
+            self.shared.news.notify_one();
+        } else if !self.start() {
+            lock(&self.shared.queue).threads -= 1;
+            while self.shared.next(self.host) {}
+        }
+    }
+
+    /// Whether the device has not answered a command for so long that nobody should wait for it.
+    pub(crate) fn is_stuck(&self) -> bool {
+        let first_us = lock(&self.shared.queue).under_way.iter().min().copied();
+        first_us.is_some_and(|us| (self.host.now_us)().saturating_sub(us) >= STUCK_US)
+    }
+
+    /// The caller is in a command itself, which takes no longer than others, until that is dropped.
+    pub(crate) fn watch(&self) -> impl Drop + '_ {
+        let since_us = (self.host.now_us)();
+        lock(&self.shared.queue).under_way.push(since_us);
+        UnderWay { shared: &self.shared, since_us }
+    }
+
+    /// How many commands have no answer yet, those included that the device has not been given.
+    pub(crate) fn unanswered(&self) -> usize {
+        let q = lock(&self.shared.queue);
+        q.waiting.len() + q.under_way.len()
+    }
+
+    /// Carries out a command here, unless the device is stuck: then it is done when that ends.
+    pub(crate) fn now_or_later(&self, command: impl FnOnce() + Send + 'static) {
+        match self.is_stuck() {
+            true => self.put(Box::new(command)),
+            false => command(),
+        }
+    }
+
+    /// Starts the first thread, which is counted already.
+    fn start(&self) -> bool {
+        let (shared, host, name) = (self.shared.clone(), self.host, self.name.clone());
+        start(shared, host, name)
+    }
+}
+
+fn start(shared: Arc<Shared>, host: Host, name: String) -> bool {
+    let own_name = name.clone();
+    let body = move || {
+        run(&shared.clone(), host, || start(shared.clone(), host, own_name.clone()));
+    };
+    (host.spawn)(&name, Box::new(body)).is_ok()
+}
+
+/// Carries out what waits, and starts another thread by `more` where commands are answered and more
+/// wait than threads. Ends when nothing comes.
+fn run(shared: &Shared, host: Host, more: impl Fn() -> bool) {
+    loop {
+        if !shared.next(host) {
+            let mut q = lock(&shared.queue);
+            q.idle += 1;
+            let idle = |q: &mut Queue| q.waiting.is_empty();
+            let waited = shared.news.wait_timeout_while(q, IDLE, idle);
+            q = waited.unwrap_or_else(PoisonError::into_inner).0;
+            q.idle -= 1;
+            if q.waiting.is_empty() {
+                q.threads -= 1;
+                return;
+            }
+            continue;
+        }
+        let mut q = lock(&shared.queue);
+        if q.waiting.len() > q.idle && q.threads < MAX_THREADS {
+            q.threads += 1;
+            drop(q);
+            if !more() {
+                lock(&shared.queue).threads -= 1;
+            }
+        }
+    }
+}

@@ -1,0 +1,93 @@
+"""A NIC whose firmware answers no command for a while, as it fails: neither its queue pairs nor
+those of other NICs wait for it. The devices of the machine are those of tests/c/provider.c, some of
+whose verbs of control hang."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from lib.machine import MachineFabric
+from lib.process import Failure, wait_until
+
+WAIT_SECONDS = 40
+SECONDS = 6
+# From the fault to the first bytes on another NIC: 0.3 s is the goal, 0.2 s was measured.
+GAP_SECONDS = 1.0
+# Bytes that say that a NIC carries a stream.
+FLOWS = 1_000_000
+# What a switch asks of the NIC that it leaves, what programs ask of it meanwhile, and all.
+VERBS = {
+    "err": "modify_qp",
+    "end": "destroy_qp",
+    "memory": "reg_mr,dereg_mr",
+    "queues": "create_qp,create_cq,destroy_cq,dealloc_pd",
+    "all": None,
+}
+# How long a command hangs, in milliseconds: each ends with the file, too.
+HANGS = [100, 8_000, 60_000]
+CASES = [("all", hang, qps) for hang in HANGS for qps in (1, 64)]
+CASES += [(verbs, 60_000, 64) for verbs in VERBS if verbs != "all"]
+SMOKE = [("all", 60_000, 64)]
+
+
+def carried(fabric, nic: str) -> int:
+    """Bytes of the application that a NIC has sent and got."""
+    counters = fabric.nics()[nic]
+    return counters["tx_payload_bytes"] + counters["rx_payload_bytes"]
+
+
+def others(fabric) -> int:
+    """The same of the other NICs of host a."""
+    return sum(carried(fabric, nic) for nic in fabric.nics() if nic in ("a/1", "a/2", "a/3"))
+
+
+def threads_and_files(pid: int) -> tuple:
+    """How many threads and open files a process has."""
+    return len(os.listdir(f"/proc/{pid}/task")), len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def program(process) -> int:
+    """The pid of what `unbroken run` has become, or started."""
+    return process.pid
+
+
+@pytest.mark.parametrize(
+    "verbs, hang_ms, qps",
+    [
+        pytest.param(*case, marks=pytest.mark.smoke if case in SMOKE else ()) for case in CASES
+    ],
+)
+def test_nobody_waits_for_it(logs, verbs, hang_ms, qps):
+    """The cable of a NIC is cut, and its firmware hangs from the same moment on."""
+    with MachineFabric(logs, "--nics", "4") as fabric:
+        hang = Path(fabric.below) / "hang"
+        fabric.env |= {
+            "TEST_PROVIDER_HANG": str(hang),
+            "TEST_PROVIDER_HANG_DEVICE": "unb0",
+            "TEST_PROVIDER_HANG_MS": str(hang_ms),
+        }
+        if VERBS[verbs]:
+            fabric.env["TEST_PROVIDER_HANG_VERBS"] = VERBS[verbs]
+        options = ["-F", "-s", 4096, "-D", SECONDS, "-q", qps]
+        server, client = fabric.pair("ib_write_bw", options)
+        protected = lambda: (all_ := fabric.status()["qps"]) and all(q["protected"] for q in all_)
+        wait_until(lambda: client.ended() or protected(), WAIT_SECONDS, "they are protected")
+        first = carried(fabric, "a/0")
+        flows = lambda: client.ended() or carried(fabric, "a/0") > first + FLOWS
+        wait_until(flows, WAIT_SECONDS, "bytes on the NIC that is to fail")
+        before = others(fabric)
+        hang.touch()
+        fabric.fault("cable a/0 cut")
+        since = time.monotonic()
+        moved = lambda: client.ended() or others(fabric) > before + FLOWS
+        wait_until(moved, WAIT_SECONDS, "bytes on other NICs")
+        gap = time.monotonic() - since
+        if client.ended():
+            raise Failure(f"the client has ended: {client.output()}")
+        if gap > GAP_SECONDS:
+            raise Failure(f"{gap:.2f} s until bytes came over another NIC")
+        client.expect_success(SECONDS + WAIT_SECONDS + hang_ms / 1000)
+        hang.unlink()
+        server.expect_success(WAIT_SECONDS)
