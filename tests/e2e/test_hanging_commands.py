@@ -2,7 +2,6 @@
 those of other NICs wait for it. The devices of the machine are those of tests/c/provider.c, some of
 whose verbs of control hang."""
 
-import os
 import time
 from pathlib import Path
 
@@ -13,8 +12,9 @@ from lib.process import Failure, wait_until
 
 WAIT_SECONDS = 40
 SECONDS = 6
-# From the fault to the first bytes on another NIC: 0.3 s is the goal, 0.2 s was measured.
-GAP_SECONDS = 1.0
+# From the fault to the first bytes on another NIC, on a machine that does other things, too: 0.3 s
+# is the goal, 0.2 s was measured on an idle one. Who waits for the NIC waits for 8 s or 60 s.
+GAP_SECONDS = 3.0
 # Bytes that say that a NIC carries a stream.
 FLOWS = 1_000_000
 # What a switch asks of the NIC that it leaves, what programs ask of it meanwhile, and all.
@@ -41,16 +41,6 @@ def carried(fabric, nic: str) -> int:
 def others(fabric) -> int:
     """The same of the other NICs of host a."""
     return sum(carried(fabric, nic) for nic in fabric.nics() if nic in ("a/1", "a/2", "a/3"))
-
-
-def threads_and_files(pid: int) -> tuple:
-    """How many threads and open files a process has."""
-    return len(os.listdir(f"/proc/{pid}/task")), len(os.listdir(f"/proc/{pid}/fd"))
-
-
-def program(process) -> int:
-    """The pid of what `unbroken run` has become, or started."""
-    return process.pid
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,36 @@ pub(crate) struct Commands {
     name: String,
 }
 
+/// An object of the device that ends when its last owner lets go of it, whoever that is: a thread
+/// that polls must not wait for the device.
+pub(crate) struct EndsLater<T: ?Sized + Send + Sync + 'static> {
+    object: Option<Arc<T>>,
+    commands: Arc<Commands>,
+}
+
+impl<T: ?Sized + Send + Sync + 'static> EndsLater<T> {
+    pub(crate) fn new(object: Arc<T>, commands: &Arc<Commands>) -> EndsLater<T> {
+        EndsLater { object: Some(object), commands: commands.clone() }
+    }
+}
+
+impl<T: ?Sized + Send + Sync + 'static> std::ops::Deref for EndsLater<T> {
+    type Target = Arc<T>;
+
+    #[inline(always)]
+    fn deref(&self) -> &Arc<T> {
+        self.object.as_ref().expect("it is there until this is dropped")
+    }
+}
+
+impl<T: ?Sized + Send + Sync + 'static> Drop for EndsLater<T> {
+    fn drop(&mut self) {
+        if let Some(object) = self.object.take() {
+            self.commands.put(Box::new(move || drop(object)));
+        }
+    }
+}
+
 impl Commands {
     pub(crate) fn new(device: &str, host: Host) -> Commands {
         Commands { shared: Arc::default(), host, name: format!("unb-c-{device}") }

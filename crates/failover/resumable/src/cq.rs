@@ -13,6 +13,7 @@
 //! were this CQ armed first, a completion in between would use up its event and not the ring's, and
 //! no later one would wake anybody.
 
+use crate::commands::{Commands, EndsLater};
 use crate::lock;
 use crate::waker::Waker;
 use std::collections::HashMap;
@@ -47,7 +48,7 @@ struct PollState {
 
 /// A device's CQ.
 pub(crate) struct ProviderCq {
-    cq: Arc<Cq>,
+    cq: EndsLater<Cq>,
     app: Weak<Cq>,
     /// Taken with the turn of the application's CQ.
     state: Mutex<PollState>,
@@ -67,13 +68,14 @@ impl ProviderCq {
         device: &dyn Device,
         app: &Arc<Cq>,
         waker: &Arc<Waker>,
+        commands: &Arc<Commands>,
     ) -> Result<Arc<ProviderCq>> {
         let channel = app.channel().map(|_| waker.channel(device)).transpose()?;
         // As many as the program has, since not every provider can change the size later.
         let entries = app.capacity().min(MOST_AT_FIRST);
         let cq = device.create_cq_on(app.comp_vector(), entries, channel, Box::new(|_| {}))?;
         let this = Arc::new(ProviderCq {
-            cq,
+            cq: EndsLater::new(cq, commands),
             app: Arc::downgrade(app),
             state: Mutex::new(PollState {
                 wcs: [Wc::default(); BATCH],

@@ -42,7 +42,7 @@ impl Opened {
             Some(cq) => cq,
             None => {
                 // The device may take its time, while others look at the CQs that it has.
-                let made = ProviderCq::new(&*self.device, app, &self.waker)?;
+                let made = ProviderCq::new(&*self.device, app, &self.waker, &self.commands)?;
                 let mut cqs = lock(&self.cqs);
                 let other = cqs.iter().filter_map(Weak::upgrade).find(|cq| cq.is_for(app));
                 if other.is_none() {
@@ -102,9 +102,22 @@ pub(crate) struct PdUse {
 
 impl PdUse {
     pub(crate) fn new(opened: &Arc<Opened>, pd: PdHandle) -> Result<PdUse> {
+        let pd = PdUse::uncounted(opened, pd)?;
+        pd.count()?;
+        Ok(pd)
+    }
+
+    /// That of a QP that is made ahead: nothing of it is seen by the application.
+    pub(crate) fn uncounted(opened: &Arc<Opened>, pd: PdHandle) -> Result<PdUse> {
         let own = opened.memory.pd_on(pd, opened.index)?;
-        opened.memory.use_pd(pd)?;
-        Ok(PdUse { opened: opened.clone(), pd, counts: AtomicBool::new(true), own })
+        Ok(PdUse { opened: opened.clone(), pd, counts: AtomicBool::new(false), own })
+    }
+
+    /// The application may not end the domain from now on.
+    pub(crate) fn count(&self) -> Result<()> {
+        self.opened.memory.use_pd(self.pd)?;
+        self.counts.store(true, Ordering::Release);
+        Ok(())
     }
 
     /// The domain's handle on the device.

@@ -87,6 +87,8 @@ pub(crate) struct JournaledQp {
     notes: Arc<Notes>,
     state: Mutex<State>,
     pub(crate) asked: Mutex<Asked>,
+    /// It was made ahead of its use.
+    standby: bool,
     /// Its completions come here; not yet where it is made ahead of its use.
     joined: AtomicBool,
     destroyed: AtomicBool,
@@ -117,7 +119,10 @@ impl JournaledQp {
         let recvs = if init.srq.is_some() { 0 } else { caps.max_recv_wr };
         let sends = opened.reserve_cq(&init.send_cq, caps.max_send_wr)?;
         let recvs = opened.reserve_cq(&init.recv_cq, recvs)?;
-        let pd = PdUse::new(opened, init.pd)?;
+        let pd = match init.standby {
+            true => PdUse::uncounted(opened, init.pd)?,
+            false => PdUse::new(opened, init.pd)?,
+        };
         let srq = init.srq.as_ref();
         let srq = srq.map(|app| SrqUse::new(opened, app, default, &init.recv_cq)).transpose()?;
         let provider = QpInit {
@@ -166,26 +171,31 @@ impl JournaledQp {
             notes: Arc::default(),
             state: Mutex::new(state),
             asked: Mutex::default(),
+            standby: init.standby,
             joined: AtomicBool::new(false),
             destroyed: AtomicBool::new(false),
             own: own.clone(),
         });
         if !init.standby {
-            qp.join();
+            qp.join()?;
         }
         opened.interceptor.add(qpn, &qp.notes);
         Ok(qp)
     }
 
     /// From now on polls of the application's CQs bring its completions.
-    fn join(&self) {
+    fn join(&self) -> Result<()> {
         let Some(own) = self.own.upgrade().filter(|_| !self.joined.swap(true, Ordering::AcqRel))
         else {
-            return;
+            return Ok(());
         };
+        if let (Some(pd), true) = (lock(&self.pd).as_ref(), self.standby) {
+            pd.count()?;
+        }
         let member: Arc<dyn Member> = own;
         self.sends.join(self.qpn, &member);
         self.recvs.join(self.qpn, &member);
+        Ok(())
     }
 
     pub(crate) fn out(&self) -> Out<'_> {
@@ -595,7 +605,7 @@ impl ResumableQp for JournaledQp {
     }
 
     fn adopt(&self, backlog: Backlog) -> Result<()> {
-        self.join();
+        self.join()?;
         let mut st = self.lock();
         st.journal.adopt(&backlog, &mut self.out())?;
         self.pump_recvs(&mut st).and_then(|()| self.pump_sends(&mut st))

@@ -10,6 +10,7 @@
 //! With very few receives, and QPs on more devices than that, one device may have what another
 //! waits for, until a message uses it.
 
+use crate::commands::EndsLater;
 use crate::cq::CqReservation;
 use crate::device::Opened;
 use crate::lock;
@@ -50,7 +51,7 @@ struct Lending {
 
 /// A device's SRQ, for as long as QPs take from it.
 pub(crate) struct ProviderSrq {
-    own: Arc<Srq>,
+    own: EndsLater<Srq>,
     /// After the SRQ, which is in it.
     _pd: Arc<NicPd>,
     app: Arc<Srq>,
@@ -98,7 +99,7 @@ impl ProviderSrq {
         let lent = (0..most).map(|_| Lent::default()).collect();
         let slots = Lending { lent, free, ..Lending::default() };
         let srq = Arc::new_cyclic(|this: &Weak<ProviderSrq>| ProviderSrq {
-            own,
+            own: EndsLater::new(own, &opened.commands),
             _pd: pd,
             app: app.clone(),
             opened: opened.clone(),
