@@ -201,7 +201,8 @@ def confined(unit: str, *command) -> list:
     """A command with the rights and the file system of a unit, as far as they can be had without
     systemd: its capabilities, and nothing to write to but what it names."""
     text = (ROOT / "docs/guide/edge" / unit).read_text()
-    kept = re.findall(r"CAP_(\w+)", "".join(re.findall(r"^CapabilityBoundingSet=(.*)$", text, re.M)))
+    bounds = re.findall(r"^CapabilityBoundingSet=(.*)$", text, re.M)
+    kept = re.findall(r"CAP_(\w+)", " ".join(bounds))
     assert len(kept) > 5 and "NoNewPrivileges=yes" in text and "ProtectSystem=strict" in text
     [folder] = re.findall(r"^RuntimeDirectory=(\S+)$", text, re.M)
     bounds = "-all," + ",".join(f"+{name.lower()}" for name in kept)
