@@ -32,7 +32,8 @@ def variants(text: str):
     for found in CONSTANT.finditer(text.split("#[cfg(test)]")[0]):
         head, name, value = found.groups()
         for changed in ("0", f"4 * ({value})"):
-            yield name, changed, text[: found.start()] + f"{head}{changed};" + text[found.end() :]
+            before, behind = text[: found.start()], text[found.end() :]
+            yield name, changed, f"{before}{head}{changed};{behind}"
 
 
 def test(crate: str, seconds=SECONDS) -> bool:
