@@ -7,7 +7,7 @@ BUILD   = target/release
 export CARGO PYTHON
 
 .PHONY: all install uninstall wheel deb release demo check test test-all test-mpi test-torch \
-	test-ray test-edge test-vm bench figures lint clean
+	test-ray test-edge test-vm mutants bench figures lint clean
 
 all:
 	$(CARGO) build --release -p unbroken-cli -p unbroken-sdr -p unbroken-collective -p unbroken-apm \
@@ -70,6 +70,11 @@ test-edge: apt-test apt-edge all
 
 test-vm: apt-test all
 	$(PYTEST) -m "vm and not timing"
+
+# Changes of the pure crates, one place at a time, that no test notices (cargo-mutants). Hours, and
+# not in CI. make mutants ARGS='--file "**/health.rs"'
+mutants:
+	tests/mutants.sh $(ARGS)
 
 # Bandwidth, latency and the costs of failures beside others; then the tests that assert times.
 bench: apt-test all

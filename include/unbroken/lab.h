@@ -13,7 +13,7 @@
  * Functions give 0 (or what they say), and -1 with the reason in lab.error. A lab is used by one
  * thread at a time; the thread that starts a program has to outlive it. Whatever becomes of the
  * test, abort() and SIGKILL included, its programs are killed and its folder is removed. It needs
- * Linux, and GNU C (-std=gnu11) or C++17.
+ * Linux, and GNU C (-std=gnu11), C11 with _GNU_SOURCE, or C++17.
  */
 #ifndef UNBROKEN_LAB_H
 #define UNBROKEN_LAB_H
@@ -34,6 +34,11 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+
+/* What glibc declares depends on what was asked for before the first of its headers. */
+#if defined(__GLIBC__) && !defined(__USE_MISC)
+#error "unbroken/lab.h: compile with -std=gnu11, or define _GNU_SOURCE before the first #include"
+#endif
 
 /* The most arguments of a program, and of a call of the command. */
 #define UNBLAB_MAX_ARGS 128

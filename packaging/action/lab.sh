@@ -3,7 +3,7 @@
 # Action beside this file does, and a GitLab job can. Needs Python 3.10 or newer with venv.
 #
 # environment:
-#   LAB_PACKAGE   what pip installs: a name, a file, a URL            [unbroken]
+#   LAB_PACKAGE   the wheel that pip installs: a file or a URL        (needed)
 #   LAB_HOSTS     names of hosts, with commas                         [a,b]
 #   LAB_NICS      NICs of each host                                   [4]
 #   LAB_DEVICE    full or plain                                       [full]
@@ -13,9 +13,20 @@
 # in the summary of the job where there is one.
 set -euo pipefail
 
+# A name would be looked up on PyPI, where anybody may register it: Unbroken is not released there.
+package=${LAB_PACKAGE:-}
+case $package in
+*.whl | *://*) ;;
+*)
+    echo "lab.sh: LAB_PACKAGE is '$package'; right is the file or the URL of a wheel of \`make" \
+        "wheel\`: Unbroken is not released, and its name on PyPI is not ours" >&2
+    exit 2
+    ;;
+esac
+
 folder=${LAB_FOLDER:-${RUNNER_TEMP:-$(mktemp -d)}/unbroken}
 python3 -m venv "$folder"
-"$folder/bin/pip" install --quiet --disable-pip-version-check "${LAB_PACKAGE:-unbroken}"
+"$folder/bin/pip" install --quiet --disable-pip-version-check "$package"
 export PATH="$folder/bin:$PATH"
 
 # Its pages change with every packet: in memory where there is room for them.

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shutil
 import time
 
 import pytest
@@ -334,3 +335,26 @@ def test_random_calls(logs, note, failover, faults):
         note(
             ", ".join(f"{result[name]} {name}" for name in ("calls", "good", "successes", "rounds"))
         )
+
+
+def test_names_of_programs_are_shown_and_not_obeyed(logs):
+    """A program's name is its user's: whatever is in it, no command tells a terminal what to do."""
+    name = logs / 'x\x1b]0;pwned\x07\u202e<b>"y'
+    shutil.copy(shutil.which("ibv_rc_pingpong"), name)
+    with Fabric(logs, "--hosts", "a,b", "--nics", "2") as fabric:
+        port = str(free_port())
+        fabric.run("b", [name, "-d", "unb0", "-g", "0", "-p", port], name="server")
+        known = lambda: [p for p in fabric.status()["processes"] if "pwned" in p["program"]]
+        wait_until(known, 20, "the program is in the status")
+        fabric.fault("nic b/0 dead")
+        commands = [["status"], ["events"], ["health"], ["metrics"], ["fault", "list"]]
+        commands += [["status", "--json"], ["health", "--json"], ["events", "--json"]]
+        for command in commands:
+            printed = (done := fabric.command(*command)).stdout + done.stderr
+            if bad := [c for c in printed if ord(c) < 32 and c not in "\n\t" or c in "\x7f\u202e"]:
+                raise Failure(f"{command}: {bad} in {printed}")
+        if "x\ufffd]0;pwned\ufffd\ufffd<b>" not in fabric.command("status").stdout:
+            raise Failure("its name is not shown")
+        status = json.loads(fabric.command("status", "--json").stdout)
+        if [p["program"] for p in status["processes"]] != [name.name]:
+            raise Failure(f"JSON has another name: {status['processes']}")

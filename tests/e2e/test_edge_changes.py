@@ -2,6 +2,8 @@
 the death of its own FRR."""
 
 import os
+import re
+import shlex
 import signal
 import subprocess
 
@@ -10,6 +12,7 @@ import pytest
 from lib import options
 from lib.edge import Lab, lab_folder, run, settled
 from lib.fabric import UNBROKEN, now_us
+from lib.paths import ROOT
 from lib.process import Failure, wait_until
 
 pytestmark = [
@@ -192,3 +195,47 @@ def test_own_bgpd_dies(lab, note):
         f"noticed after {ended_us / 1000:.1f} ms, started after {started_us / 1000:.1f} ms; "
         f"all sessions and addresses are back after {back_us / 1e6:.1f} s at most"
     )
+
+
+def confined(unit: str, *command) -> list:
+    """A command with the rights and the file system of a unit, as far as they can be had without
+    systemd: its capabilities, and nothing to write to but what it names."""
+    text = (ROOT / "docs/guide/edge" / unit).read_text()
+    bounds = re.findall(r"^CapabilityBoundingSet=(.*)$", text, re.M)
+    kept = re.findall(r"CAP_(\w+)", " ".join(bounds))
+    assert len(kept) > 5 and "NoNewPrivileges=yes" in text and "ProtectSystem=strict" in text
+    [folder] = re.findall(r"^RuntimeDirectory=(\S+)$", text, re.M)
+    bounds = "-all," + ",".join(f"+{name.lower()}" for name in kept)
+    writable = ("/proc", "/sys", "/dev", f"/run/{folder}")
+    lines = [
+        "mount --make-rslave /",
+        *(f"mount --rbind {path} {path}" for path in writable),
+        "mount -o remount,bind,ro /",
+        *(f"mount -t tmpfs tmpfs {path}" for path in ("/tmp", "/var/tmp", "/home")),
+        f"exec setpriv --no-new-privs --bounding-set {bounds} {shlex.join(map(str, command))}",
+    ]
+    return ["unshare", "--mount", "sh", "-ec", "\n".join(lines)]
+
+
+def test_units_have_the_rights_that_they_need(lab, note):
+    """The edge is set up, watched and taken down with what the units of systemd leave it; a daemon
+    of FRR's that dies comes back."""
+    config = lab.configuration("h2")
+    lab.edge("h2", "down")
+    try:
+        set_up = "unbroken-edge.service"
+        up = confined(set_up, UNBROKEN, "edge", "up", "--no-daemon", "--config", config)
+        run(*lab.within("h2"), *up)
+        daemon = confined("unbroken-edged.service", UNBROKEN, "edge", "daemon")
+        process = lab.start("h2", "edged", daemon)
+        wait_until(lambda: lab.learned() or process.ended(), 60, "EVPN has told of all hosts")
+        os.kill(lab.daemon("h2", "bgpd"), signal.SIGKILL)
+        wait_until(lambda: process.ended() or not lab.learned(), 60, "its death is noticed")
+        wait_until(lambda: process.ended() or lab.learned(), 60, "bgpd is there again")
+        if process.ended():
+            raise Failure(process.output())
+        run(*lab.within("h2"), *confined(set_up, UNBROKEN, "edge", "down"))
+    finally:
+        if not lab.state(lab.node("h2")).exists():
+            lab.edge("h2", "up", "--config", config)
+    settled(lab)

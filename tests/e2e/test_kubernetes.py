@@ -76,6 +76,26 @@ def test_the_plugin_finds_what_it_offers():
     assert 'PRIVATEDIR="$libdir/unbroken"' in deb and "PREFIX=/usr " in deb
 
 
+def test_nothing_has_more_rights_than_it_needs():
+    """No container is privileged or may become so, and no image is whatever a tag names today."""
+    [plugin] = [d for d in documents("device-plugin.yaml") if d["kind"] == "DaemonSet"]
+    [sample] = documents("pod.yaml")
+    pods = [plugin["spec"]["template"]["spec"], sample["spec"]]
+    containers = [c for pod in pods for c in pod.get("initContainers", []) + pod["containers"]]
+    assert len(containers) == 4
+    for part in containers:
+        context = part["securityContext"]
+        assert not context.get("privileged") and context["allowPrivilegeEscalation"] is False
+        assert context["readOnlyRootFilesystem"] is True
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+        image = part["image"]
+        local = image.startswith("localhost/") and part["imagePullPolicy"] == "Never"
+        assert local or "@sha256:" in image, image
+        assert not image.endswith(":latest"), image
+    assert all(pod["automountServiceAccountToken"] is False for pod in pods)
+
+
 def container(podman, fabric, part: dict, network: str) -> list:
     """A container of the sample, as a kubelet would run it."""
     here = {"/usr/bin/unbroken": UNBROKEN, "/run/unbroken": fabric.path}

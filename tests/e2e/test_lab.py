@@ -151,6 +151,25 @@ def test_the_action_runs_the_guides_commands(wheel, tmp_path):
     shutil.rmtree(Path(runtime).parent)
 
 
+@pytest.mark.parametrize("package", ["", "unbroken", "unbroken==0.1.0"])
+def test_no_name_is_installed_from_pypi(package, tmp_path):
+    """The name is not ours there: neither is it a default nor is it taken."""
+    folder = tmp_path / "runner"
+    env = {**clean(LAB_PACKAGE=package, RUNNER_TEMP=str(folder)), "PIP_NO_INDEX": "1"}
+    told = {"capture_output": True, "text": True, "timeout": SECONDS}
+    done = subprocess.run([LAB], env=env, cwd=tmp_path, **told)
+    assert done.returncode == 2 and "not released" in done.stderr, done.stderr
+    assert not folder.exists(), "something was installed"
+    text = (ROOT / "packaging/action/gitlab-ci.yml").read_text()
+    [check] = re.findall(r"^    - (case .*)$", text, re.M)
+    done = subprocess.run(["bash", "-ec", check], env=env, **told)
+    assert done.returncode == 2, "GitLab's job takes it"
+    for place in [*sorted((ROOT / "packaging").rglob("*")), *sorted((ROOT / "docs").rglob("*.md"))]:
+        if place.is_file():
+            found = re.search(r"pip install (-\S+ )*unbroken\b", place.read_text(errors="ignore"))
+            assert found is None, f"{place} installs a name"
+
+
 def test_the_action_fails_with_its_commands(wheel, tmp_path):
     done = lab(wheel, tmp_path, "exit 9", LAB_HOSTS="left,right", LAB_NICS="1")
     assert done.returncode == 9 and "hosts left, right with 1 NICs" in done.stdout

@@ -60,6 +60,22 @@ def test_c_leaves_nothing_behind():
     wait_until(gone, 20, f"{folder} and process {pid} are gone")
 
 
+@pytest.mark.parametrize("standard", ["c11", "c17", "gnu11"])
+def test_headers_and_examples_by_the_c_standard(standard):
+    """Each compiles without a warning, or says what it needs."""
+    strict = [f"-std={standard}", "-Wall", "-Wextra", "-Werror", "-pedantic", *HEADER]
+    compiled = [*strict, "-fsyntax-only", "-x", "c"]
+    sources = sorted(ROOT.glob("crates/**/examples/*.c"))
+    headers = sorted((ROOT / "include/unbroken").glob("*.h"))
+    assert len(sources) >= 3 and len(headers) >= 5
+    for source in sources + headers:
+        done = ran("cc", *compiled, source)
+        if source.name == "lab.h" and not standard.startswith("gnu"):
+            assert "compile with -std=gnu11, or define _GNU_SOURCE" in done.stderr, done.stderr
+            done = ran("cc", "-D_GNU_SOURCE", *compiled, source)
+        assert done.returncode == 0, f"{source.name}: {done.stderr}"
+
+
 def test_c_header_in_cpp(tmp_path):
     source = tmp_path / "header.cc"
     source.write_text(

@@ -106,3 +106,30 @@ def test_a_wrong_filter_is_named(logs):
             done = fabric.command("status")
             if done.returncode != 1 or said not in done.stderr or text not in done.stderr:
                 raise Failure(f"{text}: {done.returncode}: {done.stderr}")
+
+
+def test_lines_do_not_go_into_a_file_of_the_program(logs):
+    """A program closes descriptor 2 and opens a file, which gets its number. What the library has
+    to say is not written there; a log that it redirects stderr to gets it."""
+    program = """
+import ctypes, os, sys
+os.close(2)
+fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT | (os.O_APPEND if sys.argv[2] == "log" else 0))
+assert fd == 2, fd
+os.write(2, b"precious")
+verbs = ctypes.CDLL("libibverbs.so.1")
+verbs.ibv_get_device_list.restype = ctypes.POINTER(ctypes.c_void_p)
+verbs.ibv_open_device.restype = ctypes.c_void_p
+devices = verbs.ibv_get_device_list(None)
+context = ctypes.c_void_p(verbs.ibv_open_device(ctypes.c_void_p(devices[0])))
+verbs.ibv_query_port(context, 99, ctypes.create_string_buffer(256))
+os.close(2)
+"""
+    with Fabric(logs, "--hosts", "a,b", "--nics", "2") as fabric:
+        for kind in ("data", "log"):
+            path = logs / f"{kind}.bin"
+            line = ["/usr/bin/python3", "-c", program, path, kind]
+            fabric.run("a", line, name=kind, env={"UNBROKEN_LOG": "debug"}).expect_success(30)
+            written = path.read_bytes()
+            if (written == b"precious") != (kind == "data"):
+                raise Failure(f"{kind}: {written!r}")

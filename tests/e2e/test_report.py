@@ -62,7 +62,7 @@ def test_a_fault_is_told_once_with_its_cost(logs, note):
             raise Failure(f"{job}")
         page = logs / "report.html"
         done = fabric.command("report", "--output", page)
-        if done.returncode != 0 or "1 failures, 1 jobs, 0 queue pairs" not in done.stdout:
+        if done.returncode != 0 or "1 failure, 1 job, 0 queue pairs" not in done.stdout:
             raise Failure(done.stdout + done.stderr)
         text = page.read_text()
         if "1 failure was survived" not in text or text.count("<svg") != 2:

@@ -182,3 +182,56 @@ def test_a_signal_leaves_the_terminal_as_it_was(logs, ends):
         flags = termios.tcgetattr(screen.master)[3]
         if status != -ends or not flags & termios.ECHO or LEFT_SCREEN not in screen.written:
             raise Failure(f"status {status}, flags {flags:#x}, {screen.written[-40:]}")
+
+
+# A server has no need of the terminal once it has left its session.
+LONG = {
+    "top": ["top"],
+    "events": ["events", "--follow"],
+    "web": ["web", "--listen", "127.0.0.1:0"],
+    "metrics": ["metrics", "--listen", "127.0.0.1:0"],
+    "traces": ["traces", "--otlp", "http://127.0.0.1:9"],
+}
+
+
+@pytest.mark.parametrize("is_leader", [True, False], ids=["session", "setsid"])
+@pytest.mark.parametrize("command", LONG)
+def test_long_commands_end_with_their_terminal(logs, command, is_leader):
+    """The terminal is closed: by the signal, or, in a session without it, since nobody reads."""
+    if not is_leader and command not in ("top", "events"):
+        pytest.skip("a server in another session goes on")
+    line = [UNBROKEN, *LONG[command]]
+    with Fabric(logs, "--hosts", "a,b", "--nics", "2") as fabric:
+        if is_leader:
+            screen = Terminal(line, fabric.env)
+        else:
+            # The shell stays the leader; what it starts has no terminal to be told by.
+            pid_file = logs / "pid"
+            script = f"setsid sh -c 'echo $$ >{pid_file}; exec \"$@\"' sh \"$@\" & wait"
+            screen = Terminal(["sh", "-c", script, "sh", *line], fabric.env)
+        with screen:
+            fabric.fault("nic a/0 dead")
+            pid = screen.pid
+            # Where there are no switches `traces` has nothing to say.
+            name = lambda: open(f"/proc/{pid}/comm").read() == "unbroken\n"
+            says = lambda: screen.read(0) or screen.written
+            wait_until(name if command == "traces" else says, 20, "it has begun")
+            if not is_leader:
+                wait_until(lambda: pid_file.exists() and pid_file.read_text(), 20, "its pid")
+                pid = int(pid_file.read_text())
+            screen.close()
+            gone = lambda: screen.ended() if is_leader else not alive(pid)
+            try:
+                wait_until(gone, 20, f"{command} has ended")
+            finally:
+                if not is_leader and alive(pid):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs: one that nobody waits for has ended."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False

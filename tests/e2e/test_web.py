@@ -234,6 +234,8 @@ def test_by_keyboard_alone_and_on_a_narrow_screen(logs):
                 else:
                     raise Failure(f"Tab does not lead to {wanted}: {seen}")
                 browser.press("Enter")
+                if wanted == "b/1" and browser.run(focus) != "dies":
+                    raise Failure("a NIC is chosen, and the focus is not on what can be done to it")
             browser.wait_for(
                 "return document.getElementById('confirm').open", 5, "it is asked back"
             )
@@ -243,6 +245,14 @@ def test_by_keyboard_alone_and_on_a_narrow_screen(logs):
             browser.press("Enter")
             drained = lambda: fabric.nics()["b/1"]["state"] == "active, drained"
             wait_until(drained, 10, "b/1 is drained")
+            # As CSS has them: 13 pixels, and none is drawn smaller than it can be read.
+            words = "[...document.querySelectorAll('#main svg text')]"
+            least = f"Math.min(...{words}.map((t) => t.getBoundingClientRect().height))"
+            if (height := browser.run(f"return {least}")) < 12:
+                raise Failure(f"words in pictures are {height:.1f} pixels high")
+            label = "getComputedStyle(document.querySelector('#nics td'), '::before').content"
+            if "State" not in browser.run(f"return {label}"):
+                raise Failure("a cell does not say of what it is")
             wide = browser.run("return [document.documentElement.scrollWidth, innerWidth]")
             if wide[0] > wide[1]:
                 raise Failure(f"the page is {wide[0]} pixels wide on a screen of {wide[1]}")

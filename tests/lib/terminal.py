@@ -40,7 +40,8 @@ class Terminal:
         if not self.ended():
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
-        os.close(self.master)
+        if self.master is not None:
+            os.close(self.master)
 
     def ended(self) -> bool:
         """Whether the program has ended; `status` then is its exit status."""
@@ -67,6 +68,11 @@ class Terminal:
     def type(self, keys: str):
         """Presses keys."""
         os.write(self.master, keys.encode())
+
+    def close(self):
+        """The terminal goes away, as when its window is closed or its connection breaks."""
+        os.close(self.master)
+        self.master = None
 
     def wait_for(self, condition, seconds: float, what: str):
         """Reads until `condition(text)` is true, and gives the text."""

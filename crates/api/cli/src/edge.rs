@@ -230,7 +230,7 @@ fn init(path: &std::path::Path) -> output::Result {
 
 fn up(path: &std::path::Path, dry_run: bool, no_daemon: bool) -> output::Result {
     let shown = path.display();
-    let text = std::fs::read_to_string(path).map_err(|e| Failure::io(&shown, e))?;
+    let text = unbroken_edge_daemon::config::Config::text(path)?;
     let config =
         unbroken_edge_daemon::config::Config::parse(&text).map_err(|e| format!("{shown}: {e}"))?;
     let state = State::of(&config.name);

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use unbroken_events::{read_events, Event, EventLog, EventTail};
 use unbroken_observe::{event_in_words, wall_in_words};
+use unbroken_units::text::shown;
 
-use crate::output::{print, print_json, Failure, Result};
+use crate::output::{print, print_json, wait, Failure, Result};
 use crate::place::Place;
 
 /// How often a followed log is looked at.
@@ -39,18 +40,14 @@ pub(crate) fn events(place: &Place, json: bool, follow: bool) -> Result {
     let mut tail = EventTail::open(runtime);
     loop {
         tail.poll().map_err(failed)?.iter().try_for_each(show)?;
-        std::thread::sleep(INTERVAL);
+        wait(INTERVAL)?;
     }
 }
 
-/// One event in words, with its time by the wall clock. What would move a terminal's cursor, or
-/// turn text round, is replaced: whoever can write the log could use it.
+/// One event in words, with its time by the wall clock: one line, whatever whoever can write the
+/// log has put into it.
 fn line(event: &Event) -> String {
-    let moves = |c: char| {
-        c.is_control()
-            || matches!(c, '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-    };
-    let words = event_in_words(event).replace(moves, "\u{fffd}");
+    let words = shown(&event_in_words(event));
     format!("{}  {words}\n", wall_in_words(event.wall_us))
 }
 

@@ -92,7 +92,7 @@ pub fn main() -> ExitCode {
 }
 
 fn fail(status: u8, text: &str) -> ExitCode {
-    eprintln!("unbroken: {text}");
+    eprintln!("unbroken: {}", unbroken_units::text::shown_lines(text));
     ExitCode::from(status)
 }
 

@@ -69,12 +69,12 @@ fn write_whole(path: &Path, text: &str) -> Result {
     check_replaceable(path)?;
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let failed = |e| Failure::io(format!("cannot write {}", path.display()), e);
-    let mut file = tempfile::Builder::new()
-        .prefix(".unbroken-")
-        .permissions(std::fs::Permissions::from_mode(0o644))
-        .tempfile_in(folder)
-        .map_err(failed)?;
+    let mut file =
+        tempfile::Builder::new().prefix(".unbroken-").tempfile_in(folder).map_err(failed)?;
     file.write_all(text.as_bytes()).map_err(failed)?;
+    // node_exporter is another user; what a file is made with, the umask takes from.
+    let readable = std::fs::Permissions::from_mode(0o644);
+    file.as_file().set_permissions(readable).map_err(failed)?;
     file.persist(path).map_err(|e| failed(e.error))?;
     Ok(())
 }

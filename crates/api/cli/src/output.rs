@@ -1,9 +1,13 @@
 //! Writing to stdout, and what can go wrong.
 
 use std::io::{self, Write};
+use std::time::{Duration, Instant};
 
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
 use unbroken_edge_daemon::error::EdgeError;
 use unbroken_fabric::{FabricError, RuntimeError};
+use unbroken_units::text::{escaped_json, shown_lines};
 
 /// Why a subcommand ended early.
 #[derive(Debug)]
@@ -92,8 +96,13 @@ impl From<String> for Failure {
     }
 }
 
-/// Writes text to stdout at once.
+/// Writes text to stdout at once. Names of programs, reasons and lines of logs are others': what a
+/// terminal would obey in them is replaced.
 pub(crate) fn print(text: &str) -> Result {
+    write_out(&shown_lines(text))
+}
+
+fn write_out(text: &str) -> Result {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|e| match e.kind() {
         io::ErrorKind::BrokenPipe => Failure::ClosedPipe,
@@ -104,7 +113,25 @@ pub(crate) fn print(text: &str) -> Result {
 /// Writes a value as one line of JSON.
 pub(crate) fn print_json(value: &impl serde::Serialize) -> Result {
     let text = serde_json::to_string(value).map_err(|e| format!("cannot write JSON: {e}"))?;
-    print(&(text + "\n"))
+    write_out(&(escaped_json(&text) + "\n"))
+}
+
+/// Waits for so long; an error as soon as nobody reads our output any more: the terminal is gone,
+/// or the other end of the pipe.
+pub(crate) fn wait(time: Duration) -> Result {
+    let out = io::stdout();
+    let deadline = Instant::now() + time;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        // Only what is wrong with it is asked for.
+        match poll(&mut [PollFd::new(&out, PollFlags::empty())], Some(&left)) {
+            Ok(0) => return Ok(()),
+            Ok(_) => return Err(Failure::ClosedPipe),
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(Failure::io("cannot look at the output", e.into())),
+        }
+    }
 }
 
 /// Rows as text, columns aligned; the first row is the heading. Columns of numbers go to the right.

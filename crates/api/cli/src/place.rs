@@ -8,7 +8,7 @@ use unbroken_fabric::{Fabric, NicPage, Runtime, RuntimeError};
 use unbroken_observe::{fabric, presence};
 use unbroken_runtime::reset;
 
-use crate::output::{print, Failure, Result};
+use crate::output::{print, wait, Failure, Result};
 
 /// How often a folder that is not there yet is looked for.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
@@ -63,7 +63,7 @@ impl Place {
         loop {
             match self.look()? {
                 Some(runtime) => return Ok(runtime),
-                None => std::thread::sleep(LOOK_AGAIN),
+                None => wait(LOOK_AGAIN)?,
             }
         }
     }

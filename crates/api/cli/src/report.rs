@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use unbroken_observe::report::{read, Report};
+use unbroken_units::text::counted;
 
 use crate::output::{check_replaceable, print, print_json, Failure, Result};
 use crate::place::Place;
@@ -49,10 +50,11 @@ pub(crate) fn run(place: &Place, args: &ReportArgs) -> Result {
     write(&args.output, &report.html())?;
     let failed: u64 = report.jobs.iter().map(|job| job.failed).sum();
     print(&format!(
-        "{}: {} failures, {} jobs, {failed} queue pairs failed for good\n",
+        "{}: {}, {}, {} failed for good\n",
         args.output.display(),
-        report.incidents.len(),
-        report.jobs.len()
+        counted(report.incidents.len() as u64, "failure", "failures"),
+        counted(report.jobs.len() as u64, "job", "jobs"),
+        counted(failed, "queue pair", "queue pairs")
     ))
 }
 

@@ -3,6 +3,7 @@
 use unbroken_events::{BackupsStatus, NicStatus, QpStatus};
 use unbroken_fabric::{now_us, Runtime};
 use unbroken_observe::Status;
+use unbroken_units::text::shown;
 
 use crate::output::{print, print_json, table, Result};
 use crate::place::Place;
@@ -23,10 +24,10 @@ pub(crate) fn status(place: &Place, json: bool) -> Result {
     }
     for process in &status.processes {
         if process.error.is_empty() {
-            text +=
-                &format!("\n{} (pid {}) on host {}\n", process.program, process.pid, process.host);
+            let (program, host) = (shown(&process.program), shown(&process.host));
+            text += &format!("\n{program} (pid {}) on host {host}\n", process.pid);
         } else {
-            text += &format!("\npid {}: {}\n", process.pid, process.error);
+            text += &format!("\npid {}: {}\n", process.pid, shown(&process.error));
         }
         if process.forged > 0 {
             text += &format!(
@@ -85,7 +86,7 @@ pub(crate) fn ask_all(runtime: &Runtime) -> Result<Answers> {
 /// The status, with what could not be read told.
 fn collect(runtime: &Runtime) -> Result<Status> {
     let status = unbroken_observe::status(runtime)?;
-    status.problems.iter().for_each(|problem| eprintln!("unbroken: {problem}"));
+    status.problems.iter().for_each(|problem| eprintln!("unbroken: {}", shown(problem)));
     Ok(status)
 }
 

@@ -18,7 +18,6 @@ pub use unbroken_hostnic::{
 };
 pub use unbroken_softnic::{interface_index, program_action, NicInfo, PortInfo};
 
-use std::io::Write;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Once, OnceLock};
@@ -85,7 +84,7 @@ fn names_only_iwarp() -> bool {
 }
 
 fn say(text: &str) {
-    let _ = writeln!(std::io::stderr(), "unbroken: {text}");
+    unbroken_log::complain(format_args!("{text}"));
 }
 
 /// Whether the environment named devices of the machine when it was looked at first.
@@ -137,14 +136,13 @@ pub fn bare_at(runtime: &Path, addresses: &[IpAddr]) -> Result<System> {
     System::over(soft::with(Config::addresses(runtime_at(runtime)?, addresses), false)?)
 }
 
-/// A variable that does nothing is told, once for each process: the program goes on without it. A
-/// standard error that is full or closed is no reason to fail.
+/// A variable that does nothing is told, once for each process: the program goes on without it.
 fn tell_wrong_variables() {
     static TOLD: Once = Once::new();
     TOLD.call_once(|| {
         unbroken_log::prepare();
         for what in unbroken_environment::wrong() {
-            let _ = writeln!(std::io::stderr(), "unbroken: {what}");
+            unbroken_log::complain(format_args!("{what}"));
         }
     });
 }

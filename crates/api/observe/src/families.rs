@@ -39,8 +39,7 @@ impl Kind {
 /// A label's value as text that does nothing to whoever shows it: names and reasons come from
 /// whoever may write to the folder. (The library writes a line feed as two characters.)
 fn harmless(value: &str) -> String {
-    let shown = |c: char| if c.is_control() && c != '\n' { '\u{fffd}' } else { c };
-    value.chars().map(shown).collect()
+    unbroken_units::text::shown_lines(value).replace('\t', "\u{fffd}")
 }
 
 /// All families of one page.

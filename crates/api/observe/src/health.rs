@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 use unbroken_events::NicStatus;
+use unbroken_units::text::{counted, shown_lines};
 
 use crate::snapshot::{host_of, QpCounts, Snapshot};
 use crate::totals::Trouble;
@@ -295,14 +296,16 @@ pub fn in_words(health: &Health) -> String {
     text += &match (health.processes, qps.all) {
         (0, _) => "nothing runs here\n".to_owned(),
         (processes, all) => format!(
-            "{processes} processes, {all} queue pairs, {} of them not protected\n",
+            "{}, {}, {} of them not protected\n",
+            counted(processes as u64, "process", "processes"),
+            counted(all as u64, "queue pair", "queue pairs"),
             qps.unprotected
         ),
     };
     health.problems.iter().for_each(|problem| text += &format!("not known: {problem}\n"));
     health.left_out.iter().for_each(|what| text += &format!("left out: {what}\n"));
     // Names and reasons come from whoever may write to the folder.
-    text.chars().map(|c| if c.is_control() && c != '\n' { '?' } else { c }).collect()
+    shown_lines(&text)
 }
 
 #[cfg(test)]
@@ -340,7 +343,7 @@ mod tests {
     fn all_well_is_healthy() {
         let of = health(&seen(vec![nic("a/0", "active", &[])], QpCounts::default()), None);
         assert_eq!((of.verdict, of.exit_status, of.capacity), (Verdict::Healthy, 0, 1.0));
-        assert!(in_words(&of).starts_with("healthy\n1 processes"), "{}", in_words(&of));
+        assert!(in_words(&of).starts_with("healthy\n1 process,"), "{}", in_words(&of));
     }
 
     #[test]
@@ -403,7 +406,11 @@ mod tests {
         stray.left_out.push("x\x1b[2J is no NIC's page".into());
         let of = health(&stray, None);
         assert_eq!(of.verdict, Verdict::Healthy);
-        assert!(in_words(&of).ends_with("left out: x?[2J is no NIC's page\n"), "{}", in_words(&of));
+        assert!(
+            in_words(&of).ends_with("left out: x\u{fffd}[2J is no NIC's page\n"),
+            "{}",
+            in_words(&of)
+        );
     }
 
     /// A program that its NIC has ended counts until that NIC is well again.

@@ -1,7 +1,6 @@
 //! The border to C: errors become errno, and panics end here.
 
 use std::ffi::{c_char, c_int};
-use std::io::Write;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use unbroken_log::{tell, Level, Part};
 use unbroken_verbs::{Error, Result};
@@ -64,7 +63,7 @@ pub fn failed(verb: &str, e: &Error) -> c_int {
 /// Tells the user. A standard error that is full or closed is no reason to fail at anything.
 #[cold]
 pub fn say(what: std::fmt::Arguments<'_>) {
-    let _ = writeln!(std::io::stderr(), "unbroken: {what}");
+    unbroken_log::complain(what);
 }
 
 /// Keeps the call before it from being the caller's last jump: whoever is called then sees that it

@@ -8,7 +8,8 @@
 //!
 //! The way of a verb: the C function here checks pointers and masks and turns C structures into
 //! plain data; `unbroken_shift::api` does the work. Before the first `ibv_get_device_list` only
-//! the functions behind ours are looked up, so a program that uses no verbs is not touched.
+//! the functions behind ours are looked up, and it is noted what stderr is, so a program that uses
+//! no verbs is not touched.
 //!
 //! Invariants:
 //! - No panic crosses into C: every function runs under [`ffi::guard`] or does nothing that can
@@ -62,3 +63,14 @@ mod strings;
 mod sysfs;
 mod unsupported;
 mod window;
+
+/// Runs when the library is loaded, before the program can put something else in place of stderr.
+extern "C" fn loaded() {
+    unbroken_log::note_stderr();
+}
+
+// SAFETY: the loader calls what this section has once, with arguments that `loaded` need not take;
+// it makes a system call and cannot panic.
+#[used]
+#[link_section = ".init_array"]
+static LOADED: extern "C" fn() = loaded;

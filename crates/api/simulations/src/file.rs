@@ -3,7 +3,6 @@
 //! Each table of a TOML file is laid over what is usual for the question that reads it. So one file
 //! may be for all questions.
 
-use std::io::Read;
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
@@ -82,21 +81,10 @@ impl Contents {
     }
 }
 
-/// The text of an option's file, if it is not too long.
+/// The text of an option's file: a regular one that is not too long.
 pub(crate) fn text(option: &str, path: &Path) -> Result<String> {
-    let failed = |e| Error::file(option, format!("cannot read {}", path.display()), e);
-    let file = std::fs::File::open(path).map_err(failed)?;
-    let mut text = String::new();
-    // what is a byte longer is too long
-    file.take(MOST_BYTES + 1).read_to_string(&mut text).map_err(failed)?;
-    match text.len() as u64 <= MOST_BYTES {
-        true => Ok(text),
-        false => {
-            let most = MOST_BYTES >> 20;
-            let text = format!("{}: up to {most} MiB are right", path.display());
-            Err(Error::value(option, text))
-        }
-    }
+    unbroken_runtime::read_named(path, MOST_BYTES)
+        .map_err(|e| Error::file(option, format!("cannot read {}", path.display()), e))
 }
 
 #[cfg(test)]
@@ -140,8 +128,17 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_end_is_refused() {
-        let says = text("trace", Path::new("/dev/zero")).err().unwrap().to_string();
-        assert_eq!(says, "/dev/zero: up to 64 MiB are right");
+    fn what_has_no_end_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("fifo");
+        assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+        for path in [Path::new("/dev/zero"), &fifo] {
+            let says = text("trace", path).err().unwrap().to_string();
+            assert!(says.contains(&format!("{}: it is not a regular", path.display())), "{says}");
+        }
+        let long = dir.path().join("long");
+        std::fs::File::create(&long).unwrap().set_len(MOST_BYTES + 1).unwrap();
+        let says = text("trace", &long).err().unwrap().to_string();
+        assert!(says.contains("up to 64 MiB are right"), "{says}");
     }
 }

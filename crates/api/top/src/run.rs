@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crossterm::event::{poll, read, Event, KeyEventKind};
 use ratatui::DefaultTerminal;
+use rustix::event::{poll as poll_fds, PollFd, PollFlags, Timespec};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use unbroken_fabric::Runtime;
 use unbroken_observe::{Action, Observer, Snapshot};
@@ -28,6 +29,11 @@ pub struct Options {
 /// Keys are waited for so long, then it is looked whether there is a newer picture.
 const KEY_WAIT: Duration = Duration::from_millis(200);
 
+/// How often it is looked whether the terminal is still there, and how long the screen has to
+/// follow a signal.
+const LOOK: Duration = Duration::from_millis(100);
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// Signals that end the screen. The terminal is as before first, then they do what they do.
 const ENDS: [i32; 4] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT];
 
@@ -47,12 +53,40 @@ pub fn run(runtime: &Runtime, options: Options) -> io::Result<()> {
     for signal in ENDS {
         signal_hook::flag::register_usize(signal, ended_by.clone(), signal as usize)?;
     }
+    let signal = ended_by.clone();
+    std::thread::Builder::new().name("terminal".into()).spawn(move || end_with(&signal))?;
     let mut terminal = ratatui::try_init()?;
     let shown = show(&mut terminal, runtime, options, &seen, (&wake, &ended_by));
     ratatui::try_restore()?;
     match ended_by.load(Ordering::Relaxed) {
         0 => shown,
         signal => signal_hook::low_level::emulate_default_handler(signal as i32),
+    }
+}
+
+/// Ends the process when its terminal is gone, or by a signal that the screen has not followed:
+/// crossterm goes on reading a terminal that is closed, and does not come back.
+fn end_with(signal: &AtomicUsize) {
+    let input = io::stdin();
+    let every = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
+    let mut signalled_at = None;
+    loop {
+        // Nothing but that it is gone is asked for.
+        let mut looked_at = [PollFd::new(&input, PollFlags::empty())];
+        let is_gone = poll_fds(&mut looked_at, Some(&every)).is_ok_and(|ready| ready > 0);
+        let signal = signal.load(Ordering::Relaxed);
+        if signal != 0 {
+            let since = *signalled_at.get_or_insert_with(Instant::now);
+            if since.elapsed() < PATIENCE && !is_gone {
+                continue;
+            }
+        } else if !is_gone {
+            continue;
+        }
+        let _ = ratatui::try_restore();
+        let signal = if signal == 0 { SIGHUP } else { signal as i32 };
+        let _ = signal_hook::low_level::emulate_default_handler(signal);
+        return;
     }
 }
 

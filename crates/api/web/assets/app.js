@@ -73,18 +73,38 @@ function showHead(state) {
   if (verdict.textContent !== words) verdict.textContent = words;
   verdict.className = health.verdict.split(",")[0];
   $("summary").textContent =
-    `${state.processes.length} processes, ${counts.all} queue pairs, ` +
+    `${counted(state.processes.length, "process", "processes")}, ` +
+    `${counted(counts.all, "queue pair", "queue pairs")}, ` +
     `${counts.protected} protected · ${state.runtime}`;
   document.title = `${health.verdict} – Unbroken`;
 }
+
+/** So many of something. */
+const counted = (n, one, many) => `${n} ${n === 1 ? one : many}`;
 
 function cell(words, kind = "") {
   return html("td", kind ? { class: kind } : {}, words);
 }
 
+/** The rows of a table; each cell has the words of its column, for a narrow screen. */
+function fill(table, rows) {
+  const heads = [...table.tHead.rows[0].cells].map((head) => head.textContent);
+  for (const row of rows) {
+    row.setAttribute("role", "row");
+    [...row.cells].forEach((part, n) => {
+      part.dataset.label = heads[n];
+      part.setAttribute("role", n ? "cell" : "rowheader");
+    });
+  }
+  table.setAttribute("role", "table");
+  table.tBodies[0].setAttribute("role", "rowgroup");
+  table.tBodies[0].replaceChildren(...rows);
+}
+
 function showNics(state) {
-  $("nics").tBodies[0].replaceChildren(
-    ...state.nics.map((nic) =>
+  fill(
+    $("nics"),
+    state.nics.map((nic) =>
       html(
         "tr",
         {},
@@ -117,7 +137,7 @@ function showQps(state) {
   const { counts, qps } = state;
   const age = state.qps_age_us > 2e6 ? `; as of ${Math.round(state.qps_age_us / 1e6)} s ago` : "";
   $("qps-summary").textContent =
-    `${counts.all} queue pairs: ${counts.protected} protected, ` +
+    `${counted(counts.all, "queue pair", "queue pairs")}: ${counts.protected} protected, ` +
     `${counts.pending} pending, ${counts.unprotected} not protected, ` +
     `${counts.displaced} not on their ` +
     `first path, ${counts.failed} failed${age}`;
@@ -126,8 +146,9 @@ function showQps(state) {
       html("li", { class: "warn" }, `${count} of host ${host} not protected: ${why}`),
     ),
   );
-  $("qps").tBodies[0].replaceChildren(
-    ...qps.map((qp) => {
+  fill(
+    $("qps"),
+    qps.map((qp) => {
       const [words, kind] =
         qp.state === "failed"
           ? [`failed: ${qp.why}`, "bad"]
@@ -177,7 +198,12 @@ function showRates(state) {
     name,
     all.map(([us, , bps]) => [(state.time_us - us) / 1e6, bps]).filter(([ago]) => ago <= SPAN_S),
   ]);
-  rates($("rates"), $("legend"), lines, SPAN_S);
+  // The log knows what happened before the page was opened.
+  const marks = state.events
+    .filter((event) => ["fault", "device-fatal", "port-down"].includes(event.event))
+    .map((event) => [(state.wall_us - event.wall_us) / 1e6, event.words])
+    .filter(([ago]) => ago >= 0 && ago <= SPAN_S);
+  rates($("rates"), $("legend"), lines, SPAN_S, marks);
 }
 
 function showMore(state) {
@@ -227,6 +253,7 @@ function showChosen(state) {
   // Buttons stay as they are while nothing changes: the focus is on one of them.
   if ($("actions").dataset.said === said) return;
   $("actions").dataset.said = said;
+  const focused = [...$("actions").children].indexOf(document.activeElement);
   $("actions").replaceChildren(
     ...wanted.map(([words, action]) => {
       const button = html("button", { type: "button" }, words);
@@ -235,6 +262,14 @@ function showChosen(state) {
       return button;
     }),
   );
+  // Other buttons in the same place: who was there stays there.
+  if (focused >= 0) focusActions(focused);
+}
+
+/** Puts the focus on what can be done to the NIC; on its name where nothing may be done. */
+function focusActions(n = 0) {
+  const able = [...$("actions").querySelectorAll("button:not(:disabled)")];
+  (able[Math.min(n, able.length - 1)] ?? $("chosen-title")).focus({ preventScroll: true });
 }
 
 function change(action) {
@@ -265,13 +300,16 @@ function show(state) {
   last = state;
   remember(state);
   showHead(state);
-  const now = state.nics.map((nic) => nic.nic).join(" ");
+  // A picture for a narrow screen is another one.
+  const room = $("topology").clientWidth;
+  const now = `${room < 500 ? room : "wide"} ${state.nics.map((nic) => nic.nic).join(" ")}`;
   if (now !== shape) {
     shape = now;
     draw = topology($("topology"), state.nics, (name) => {
       chosen = name;
       show(last);
       $("chosen").scrollIntoView({ block: "nearest" });
+      focusActions();
     });
   }
   draw(state.nics, rateOf, chosen);

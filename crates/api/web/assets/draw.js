@@ -59,12 +59,16 @@ export function topology(into, nics, choose) {
   const rails = [...new Set(shown.flatMap(([, of]) => of.map((n) => n.rail)))]
     .filter((rail) => rail !== null)
     .sort((a, b) => a - b);
-  const columns = Math.max(1, Math.min(4, shown.length));
+  // Drawn smaller, words could not be read: what does not fit beside goes below.
+  const room = into.clientWidth;
+  const fit = Math.max(1, Math.floor((room - 3 * GAP) / (NIC_W + GAP)));
   const most = Math.max(1, ...shown.map(([, of]) => of.length));
-  const across = Math.min(most, columns > 2 ? 2 : 4);
+  const columns = room < 500 ? 1 : Math.max(1, Math.min(4, shown.length));
+  const across = Math.min(most, columns > 2 ? 2 : 4, room < 500 ? fit : 4);
+  const side = room < 500 ? GAP : 40;
   const hostW = across * (NIC_W + GAP) + GAP,
     hostH = Math.ceil(most / across) * (NIC_H + GAP) + 34;
-  const width = columns * (hostW + 40) + 40;
+  const width = Math.max(columns * (hostW + side) + side, rails.length * 84);
   const top = rails.length ? 120 : 10;
   const rows = Math.ceil(shown.length / columns);
   const height = top + rows * (hostH + 40);
@@ -80,7 +84,7 @@ export function topology(into, nics, choose) {
     );
   });
   shown.forEach(([host, of], h) => {
-    const x = 40 + (h % columns) * (hostW + 40),
+    const x = side + (h % columns) * (hostW + side),
       y = top + Math.floor(h / columns) * (hostH + 40);
     things.append(
       svg("rect", { class: "host", x, y, width: hostW, height: hostH, rx: 6 }),
@@ -163,15 +167,34 @@ export function topology(into, nics, choose) {
   };
 }
 
-/** Lines of throughput: `lines` has [name, points of (seconds ago, bit/s)]. */
-export function rates(into, legend, lines, span) {
+/** The width of a chart: on a narrow screen words keep their size. */
+const chartWidth = (into) => Math.min(640, Math.max(280, into.clientWidth || 640));
+
+/** Lines that would hide one another, as those of both ends of a cable, are one line with all their
+ * names: [names, points]. */
+export function merged(lines, peak) {
+  const groups = [];
+  const near = (a, b) =>
+    a.length === b.length && a.every(([, bps], n) => Math.abs(bps - b[n][1]) <= 0.02 * peak);
+  for (const [name, points] of lines) {
+    const same = groups.find(([, of]) => near(of, points));
+    if (same) same[0] += `, ${name}`;
+    else groups.push([name, points]);
+  }
+  return groups;
+}
+
+/** Lines of throughput: `lines` has [name, points of (seconds ago, bit/s)], `marks` [seconds ago,
+ * words] of what happened. */
+export function rates(into, legend, all, span, marks) {
+  const peak = Math.max(1, ...all.flatMap(([, points]) => points.map(([, bps]) => bps)));
+  const lines = merged(all, peak);
   if (lines.length === 0) {
     into.replaceChildren(html("p", { class: "hint" }, "No NIC has carried anything of late."));
     legend.replaceChildren();
     return;
   }
-  const [width, height, left, bottom] = [640, 230, 74, 24];
-  const peak = Math.max(1, ...lines.flatMap(([, points]) => points.map(([, bps]) => bps)));
+  const [width, height, left, bottom] = [chartWidth(into), 230, 74, 24];
   const step = 10 ** Math.floor(Math.log10(peak));
   const top = Math.ceil(peak / step) * step;
   const x = (ago) => width - 10 - ((width - left - 10) * ago) / span;
@@ -199,6 +222,10 @@ export function rates(into, legend, lines, span) {
     parts.push(
       svg("text", { class: "soft", x: x(ago), y: height - 5, "text-anchor": anchor }, words),
     );
+  }
+  for (const [ago, words] of marks) {
+    const at = { class: "event", x1: x(ago), x2: x(ago), y1: 10, y2: height - bottom };
+    parts.push(svg("line", at, svg("title", {}, words)));
   }
   lines.forEach(([, points], n) => {
     const way = points.map(([ago, bps]) => `${x(ago).toFixed(1)},${y(bps).toFixed(1)}`).join(" ");
@@ -232,15 +259,19 @@ export function rates(into, legend, lines, span) {
   );
 }
 
+// Half of the width of a mark.
+const MARK = 6;
 const LANES = ["faults", "NICs", "switches", "failures"];
 
 /** What happened over time, each kind in a lane. */
 export function timeline(into, events, nowUs) {
-  const [width, lane, left] = [640, 26, 74];
+  const [width, lane, left] = [chartWidth(into), 26, 74];
   const height = LANES.length * lane + 24;
+  // From the first event that is told, and a little before: a mark must not lie on a lane's name.
   const oldest = events[0]?.wall_us ?? nowUs;
-  const span = Math.min(600e6, Math.max(60e6, nowUs - oldest));
-  const x = (us) => left + ((width - left - 10) * Math.max(0, us - (nowUs - span))) / span;
+  const span = Math.max(60e6, 1.02 * (nowUs - oldest));
+  const [from, to] = [left + MARK + 2, width - 10 - MARK];
+  const x = (us) => from + ((to - from) * Math.max(0, us - (nowUs - span))) / span;
   const parts = LANES.flatMap((name, n) => [
     svg("line", {
       class: "grid",
@@ -256,11 +287,11 @@ export function timeline(into, events, nowUs) {
     ),
   ]);
   const open = new Map();
-  const bar = (from, to, words) =>
+  const bar = (begin, end, words) =>
     parts.push(
       svg(
         "rect",
-        { class: "bar", x: x(from), y: 5, width: Math.max(3, x(to) - x(from)), height: lane - 10 },
+        { class: "bar", x: x(begin), y: 5, width: Math.max(3, x(end) - x(begin)), height: lane - 10 },
         svg("title", {}, words),
       ),
     );

@@ -46,6 +46,12 @@ impl Gate {
         Gate { address, token }
     }
 
+    /// Whether the request names its host twice, or its origin. A proxy in between may have looked
+    /// at the other one.
+    pub(crate) fn is_ambiguous(headers: &HeaderMap) -> bool {
+        [HOST, ORIGIN].iter().any(|name| headers.get_all(name).iter().nth(1).is_some())
+    }
+
     /// Whether the request is one of this server's own, and not of a page elsewhere.
     pub(crate) fn is_ours(&self, headers: &HeaderMap) -> bool {
         let Some(host) = headers.get(HOST).and_then(|host| host.to_str().ok()) else {
@@ -97,9 +103,11 @@ pub(crate) async fn guard(
     request: Request<Body>,
     next: axum::middleware::Next,
 ) -> Response<Body> {
-    let mut response = match gate.is_ours(request.headers()) {
-        true => next.run(request).await,
-        false => refusal(StatusCode::FORBIDDEN, "the Host or Origin header names another server\n"),
+    let headers = request.headers();
+    let mut response = match (Gate::is_ambiguous(headers), gate.is_ours(headers)) {
+        (true, _) => refusal(StatusCode::BAD_REQUEST, "more than one Host or Origin header\n"),
+        (_, true) => next.run(request).await,
+        _ => refusal(StatusCode::FORBIDDEN, "the Host or Origin header names another server\n"),
     };
     let headers = response.headers_mut();
     for (name, value) in [
@@ -265,6 +273,36 @@ mod tests {
         assert!(!ours_at_80("evil.example") && !ours_at_80("127.0.0.1:8080"));
         assert!(!ours(&[("host", "localhost:8080"), ("origin", "http://evil.example")]));
         assert!(!ours(&[("host", "localhost:8080"), ("origin", "null")]));
+    }
+
+    #[test]
+    fn a_second_host_or_origin_is_no_request() {
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let app = |at| {
+                let gate = Gate::new(at, None);
+                let check = move |request, next| guard(gate.clone(), request, next);
+                let here = axum::routing::get(|| async { "here" });
+                Router::new().route("/", here).layer(middleware::from_fn(check))
+            };
+            serve("127.0.0.1:0".parse().unwrap(), app, |at| tell.send(at).unwrap()).unwrap();
+        });
+        let address = told.recv().unwrap();
+        let own = format!("host: {address}\r\n");
+        for (more, status) in [
+            (String::new(), "200"),
+            (format!("origin: http://{address}\r\n"), "200"),
+            (own.clone(), "400"),
+            ("host: evil.example\r\n".into(), "400"),
+            (format!("origin: http://{address}\r\norigin: http://evil.example\r\n"), "400"),
+        ] {
+            let mut client = TcpStream::connect(address).unwrap();
+            let request = format!("GET / HTTP/1.1\r\n{own}{more}connection: close\r\n\r\n");
+            client.write_all(request.as_bytes()).unwrap();
+            let mut answer = String::new();
+            client.read_to_string(&mut answer).unwrap();
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{more:?}: {answer}");
+        }
     }
 
     #[test]

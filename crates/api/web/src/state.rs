@@ -103,6 +103,9 @@ impl State<'_> {
         let recent = &snapshot.totals.recent;
         let skipped = recent.len().saturating_sub(MAX_EVENTS);
         let told = |event| Told { words: event_in_words(event), event };
+        let mut events: Vec<Told<'_>> = recent.iter().skip(skipped).map(told).collect();
+        // Who sets a fault writes of it when it holds; a switch that it caused may be written before.
+        events.sort_by_key(|told| told.event.wall_us);
         let unprotected = snapshot.unprotected.iter();
         State {
             time_us: snapshot.time_us,
@@ -117,7 +120,7 @@ impl State<'_> {
             qps_listed: snapshot.qps.len(),
             qps_age_us: snapshot.qps_age_us,
             processes: snapshot.processes.iter().map(process).collect(),
-            events: recent.iter().skip(skipped).map(told).collect(),
+            events,
             collectives: snapshot.communicators.iter().map(rank).collect(),
             uplinks: snapshot.edge.iter().flat_map(|edge| &edge.uplinks).collect(),
             health,

@@ -8,7 +8,8 @@
 //!
 //! A line is written by one call, so that lines of several processes do not mix, and never waits
 //! for long: where nobody reads the other end of a pipe it is left out, and the next one that gets
-//! through says how many were.
+//! through says how many were. A program that has closed descriptor 2 and opened something else in
+//! its place gets none into that.
 #![forbid(unsafe_code)]
 
 mod line;
@@ -80,7 +81,21 @@ fn filter() -> Option<&'static LogFilter> {
 
 /// Reads the environment now, so that no fork comes amidst that.
 pub fn prepare() {
+    note_stderr();
     let _ = filter();
+}
+
+/// Keeps in mind what stderr is. A library that is loaded into programs calls it when it is loaded:
+/// later descriptor 2 may be a file or a socket of the program's, into which no line may go.
+pub fn note_stderr() {
+    line::note_stderr();
+}
+
+/// Tells the user what is wrong, whatever `UNBROKEN_LOG` says. A standard error that is full or
+/// closed is no reason to fail.
+#[cold]
+pub fn complain(what: Arguments<'_>) {
+    line::write(&line::whole(format_args!("unbroken: {what}")));
 }
 
 fn is_asked_for(part: Part, level: Level) -> bool {

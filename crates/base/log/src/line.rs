@@ -4,9 +4,11 @@ use std::fmt::{Arguments, Write};
 use std::io::stderr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::OnceLock;
 
 use log::Level;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::fs::{fcntl_getfl, fstat, FileType, OFlags, Stat};
 
 /// So many bytes a pipe takes at once, or not at all.
 const MAX_BYTES: usize = 4_096;
@@ -17,12 +19,47 @@ const NO_TIME: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// Lines that nobody has read, since the last one that was written.
 static LOST: AtomicU64 = AtomicU64::new(0);
 
+/// Device and inode of what is open as stderr, if anything is.
+type Identity = Option<(u64, u64)>;
+
+/// What was stderr when the process began. A program that closes descriptor 2 gets the number for
+/// the next file or socket that it opens; lines must not go into that.
+static BEGAN_AS: OnceLock<Identity> = OnceLock::new();
+
+fn identity(stat: Option<&Stat>) -> Identity {
+    stat.map(|stat| (stat.st_dev, stat.st_ino))
+}
+
+/// Keeps in mind what stderr is now.
+pub(crate) fn note_stderr() {
+    BEGAN_AS.get_or_init(|| identity(fstat(stderr()).ok().as_ref()));
+}
+
+/// Whether a descriptor is still stderr: what it was at the beginning, or what a program redirects
+/// stderr to, which is a terminal, /dev/null or a log that is opened for appending.
+fn is_stderr(at: BorrowedFd<'_>, began_as: Identity) -> bool {
+    let Ok(now) = fstat(at) else { return false };
+    if identity(Some(&now)) == began_as {
+        return true;
+    }
+    match FileType::from_raw_mode(now.st_mode) {
+        FileType::CharacterDevice => true,
+        FileType::RegularFile => fcntl_getfl(at).is_ok_and(|how| how.contains(OFlags::APPEND)),
+        _ => false,
+    }
+}
+
 /// A line. What peers and the environment may have put into it is text and nothing else: no line
 /// feed, and nothing that a terminal would obey.
 pub(crate) fn format(part: &str, level: Level, what: Arguments<'_>) -> String {
+    whole(format_args!("unbroken: {level} {part}: {what}"))
+}
+
+/// Text as a line, as [`format`] says.
+pub(crate) fn whole(what: Arguments<'_>) -> String {
     let mut text = String::new();
     // Writing to a string does not fail.
-    let _ = write!(text, "unbroken: {level} {part}: {what}");
+    let _ = write!(text, "{what}");
     let mut line: String = text.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
     if line.len() >= MAX_BYTES {
         let end = (0..=MAX_BYTES - 4).rev().find(|end| line.is_char_boundary(*end));
@@ -35,7 +72,11 @@ pub(crate) fn format(part: &str, level: Level, what: Arguments<'_>) -> String {
 
 /// Writes a line to stderr, or counts it as lost.
 pub(crate) fn write(line: &str) {
-    write_to(stderr().as_fd(), line, &LOST);
+    note_stderr();
+    match is_stderr(stderr().as_fd(), BEGAN_AS.get().copied().flatten()) {
+        true => write_to(stderr().as_fd(), line, &LOST),
+        false => drop(LOST.fetch_add(1, Relaxed)),
+    }
 }
 
 fn write_to(to: BorrowedFd<'_>, line: &str, lost: &AtomicU64) {
@@ -99,6 +140,26 @@ mod tests {
         assert_eq!(end[0], "the next");
         assert!(end[1].contains("5 lines are left out"), "{}", end[1]);
         assert_eq!(rest.lines().count() as u64 + 8, sent - 5 + 2);
+    }
+
+    #[test]
+    fn a_file_or_socket_of_the_program_is_not_stderr() {
+        use std::fs::File;
+        let dir = std::env::temp_dir().join(format!("unbroken-log-{}", std::process::id()));
+        let open = |append| File::options().create(true).write(true).append(append).open(&dir);
+        let (data, log) = (open(false).unwrap(), open(true).unwrap());
+        std::fs::remove_file(&dir).unwrap();
+        let began_as = |fd: BorrowedFd<'_>| identity(fstat(fd).ok().as_ref());
+        assert!(is_stderr(data.as_fd(), began_as(data.as_fd())), "prog 2>file");
+        let (socket, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (_reader, pipe) = std::io::pipe().unwrap();
+        assert!(is_stderr(pipe.as_fd(), began_as(pipe.as_fd())), "prog 2>&1 | less");
+        let null = File::options().write(true).open("/dev/null").unwrap();
+        for began_as in [None, began_as(pipe.as_fd())] {
+            assert!(!is_stderr(data.as_fd(), began_as));
+            assert!(!is_stderr(socket.as_fd(), began_as));
+            assert!(is_stderr(log.as_fd(), began_as) && is_stderr(null.as_fd(), began_as));
+        }
     }
 
     #[test]

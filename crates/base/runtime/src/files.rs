@@ -6,7 +6,7 @@
 //! waited for with an end: its holder may be stopped.
 
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -51,6 +51,38 @@ pub fn open_own(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
 
 fn not_regular() -> io::Error {
     io::Error::other(format!("it is not a regular file; {ELSEWHERE}"))
+}
+
+/// Opens for reading a regular file that somebody has named, whoever's it is; a link leads to it.
+/// Waits for nobody: a FIFO, a socket or a device is an error.
+pub fn open_named(path: &Path) -> io::Result<File> {
+    open_regular(path, OFlags::empty())
+}
+
+/// As [`open_named`], for a file that was found in a folder: a link is an error, too.
+pub fn open_found(path: &Path) -> io::Result<File> {
+    open_regular(path, OFlags::NOFOLLOW)
+}
+
+fn open_regular(path: &Path, flags: OFlags) -> io::Result<File> {
+    let flags = flags | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = File::options().read(true).custom_flags(flags.bits() as i32).open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::other("it is not a regular file")),
+    }
+}
+
+/// The text of a file that somebody has named ([`open_named`]); an error if it is longer than so
+/// many bytes.
+pub fn read_named(path: &Path, most_bytes: u64) -> io::Result<String> {
+    let mut text = String::new();
+    // A byte more is too much.
+    open_named(path)?.take(most_bytes + 1).read_to_string(&mut text)?;
+    match text.len() as u64 <= most_bytes {
+        true => Ok(text),
+        false => Err(io::Error::other(format!("up to {} MiB are right", most_bytes >> 20))),
+    }
 }
 
 /// A lock on a file, among processes. Given back on drop, also where a forked child holds a copy of
@@ -161,6 +193,24 @@ mod tests {
             .to_string()
             .contains("regular"));
         open_own(&target, OpenOptions::new().read(true)).unwrap();
+    }
+
+    #[test]
+    fn a_named_file_is_read_and_nothing_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let (fifo, link, file) =
+            (dir.path().join("fifo"), dir.path().join("link"), dir.path().join("file"));
+        mknodat(CWD, &fifo, FileType::Fifo, Mode::RWXU, 0).unwrap();
+        fs::write(&file, "text").unwrap();
+        symlink(&file, &link).unwrap();
+        for path in [&fifo, Path::new("/dev/zero"), dir.path()] {
+            let why = read_named(path, 1 << 20).unwrap_err().to_string();
+            assert!(why.contains("regular"), "{}: {why}", path.display());
+        }
+        assert_eq!(read_named(&link, 4).unwrap(), "text");
+        assert!(read_named(&link, 3).unwrap_err().to_string().contains("are right"));
+        assert!(open_found(&link).is_err());
+        open_found(&file).unwrap();
     }
 
     #[test]

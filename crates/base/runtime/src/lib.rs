@@ -21,7 +21,7 @@ mod sockets;
 
 pub use clock::{now_us, wall_us};
 pub use drains::Drains;
-pub use files::{fill_random, open_own, FileLock};
+pub use files::{fill_random, open_found, open_named, open_own, read_named, FileLock};
 pub use presence::{Mark, Marked, Presence, ProcessName, TurnGuard};
 pub use reset::{reset, ResetError};
 pub use runtime::{make_folder, user_id, Runtime, RuntimeError, DEFAULT_VARIABLE};

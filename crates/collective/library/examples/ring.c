@@ -2,6 +2,7 @@
  * Ranks add vectors again and again while NICs die; each sum is checked, and what one rank has goes
  * around in a ring. One process for each rank; docs/guide/collectives.md runs three.
  */
+#define _DEFAULT_SOURCE 1 /* POSIX, also with -std=c11 */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

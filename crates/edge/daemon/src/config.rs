@@ -21,6 +21,8 @@ pub const VTEP_PORT: u16 = 4790;
 pub const VTEP: &str = "vtep";
 /// The longest name of a network device.
 const NAME_BYTES: usize = 15;
+/// A longer file is none.
+const LARGEST_BYTES: u64 = 16 << 20;
 const MOST_TENANTS: usize = 256;
 const MOST_UPLINKS: usize = 512;
 const MOST_NICS: usize = 16;
@@ -223,8 +225,12 @@ pub struct Config {
 impl Config {
     /// Reads and checks a file.
     pub fn read(path: &Path) -> Result<Config> {
-        let text = std::fs::read_to_string(path).map_err(EdgeError::at(path.display()))?;
-        Config::parse(&text).map_err(EdgeError::at(path.display()))
+        Config::parse(&Config::text(path)?).map_err(EdgeError::at(path.display()))
+    }
+
+    /// The text of a file, which is a regular one: root waits for no FIFO.
+    pub fn text(path: &Path) -> Result<String> {
+        unbroken_runtime::read_named(path, LARGEST_BYTES).map_err(EdgeError::at(path.display()))
     }
 
     /// Checks a text; an error begins with its line.

@@ -8,7 +8,6 @@
 use crate::lock::lock;
 use crate::log_lines::tell_event;
 use crate::worker_queue::{Job, WorkerQueue};
-use std::io::Write;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Weak};
 use unbroken_directory::{Directory, DirectoryError, News, Settings, Surroundings};
@@ -52,12 +51,10 @@ fn refused(e: DirectoryError) -> Error {
 
 /// A directory that has never answered is most often named wrongly: that is told on stderr, once.
 fn warn(error: DirectoryError) {
-    // Where nobody reads, there is nobody to tell.
-    let _ = writeln!(
-        std::io::stderr(),
-        "unbroken: {error}\n\
-         unbroken: while that is so, queue pairs that are connected are not protected"
-    );
+    unbroken_log::complain(format_args!("{error}"));
+    unbroken_log::complain(format_args!(
+        "while that is so, queue pairs that are connected are not protected"
+    ));
 }
 
 fn record(log: &EventLog, what: What) {

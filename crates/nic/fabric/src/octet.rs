@@ -18,6 +18,10 @@
 //! not yet its `fabric.toml` is never taken for stale. Users cannot take turns (one could keep the
 //! others waiting): each makes his entry and then looks whether another has come for the same
 //! octet; of two who see each other the one with the smaller hash keeps it.
+//!
+//! Any user may write to the folder. Names that no entry can have are skipped, however many there
+//! are; a folder with more entries than can be read is refused, since an entry that is not seen
+//! would make two networks share an octet.
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, Metadata, OpenOptions, Permissions};
@@ -41,8 +45,10 @@ const FOLDER: &str = "/tmp/unbroken-octets";
 const OCTETS: u64 = 254;
 /// The longest path that an entry may hold.
 const PATH_BYTES: u64 = 4096;
-/// Files of the registry that are looked at.
-const MAX_FILES: usize = 4096;
+/// Entries of the registry that are read, and names that are looked at for that. With more of
+/// either the registry is refused: one that is read in part would give an octet out twice.
+const MAX_ENTRIES: usize = 4096;
+const MAX_NAMES: usize = 1 << 18;
 /// What makes a file's times those of now.
 const NOW: Timestamps = {
     let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW as _ };
@@ -84,8 +90,7 @@ enum Standing {
 impl Entry {
     /// Reads a file; `None` if it is no entry. Waits for nothing, whatever lies there.
     fn read(file: PathBuf) -> Option<Entry> {
-        let (octet, hash) = file.file_name()?.to_str()?.split_once('-')?;
-        let (octet, hash) = (octet.parse().ok()?, u64::from_str_radix(hash, 16).ok()?);
+        let (octet, hash) = parse_name(file.file_name()?.to_str()?)?;
         let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
         let open =
             OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(&file).ok()?;
@@ -167,7 +172,7 @@ impl Registry {
         let mut taken = [false; OCTETS as usize + 1];
         taken[0] = true;
         let mut unseen: Vec<Entry> = Vec::new();
-        for e in self.entries().into_iter().filter(|e| !e.is_of(runtime)) {
+        for e in self.entries()?.into_iter().filter(|e| !e.is_of(runtime)) {
             match e.standing() {
                 Standing::Gone if e.is_own() => drop(fs::remove_file(&e.file)),
                 Standing::Gone => {}
@@ -192,7 +197,7 @@ impl Registry {
             let late = |e: &Entry| {
                 e.octet == octet && e.hash < hash && !e.is_own() && e.standing() == Standing::Lives
             };
-            if !self.entries().iter().any(late) {
+            if !self.entries()?.iter().any(late) {
                 unseen
                     .iter()
                     .filter(|e| e.octet == octet && e.is_own())
@@ -210,7 +215,7 @@ impl Registry {
 
     /// Enters the octet that an existing `fabric.toml` has, unless another living runtime holds it.
     pub(crate) fn claim(&self, octet: u8, runtime: &Runtime) -> Result<()> {
-        let entries = self.entries();
+        let entries = self.entries()?;
         if entries.iter().any(|e| e.octet == octet && e.is_of(runtime)) {
             return Ok(());
         }
@@ -236,7 +241,7 @@ impl Registry {
 
     /// The runtime folder at this path is gone: its octets are free.
     pub(crate) fn forget(&self, path: &Path) {
-        for entry in self.entries().iter().filter(|e| e.is_own() && e.path == path) {
+        for entry in self.entries().into_iter().flatten().filter(|e| e.is_own() && e.path == path) {
             let _ = fs::remove_file(&entry.file);
         }
     }
@@ -253,9 +258,23 @@ impl Registry {
         known
     }
 
-    fn entries(&self) -> Vec<Entry> {
-        let files = fs::read_dir(&self.folder).into_iter().flatten().flatten().take(MAX_FILES);
-        files.filter_map(|file| Entry::read(file.path())).collect()
+    fn entries(&self) -> Result<Vec<Entry>> {
+        let (mut names, mut files) = (0, Vec::new());
+        for file in fs::read_dir(&self.folder).map_err(FabricError::io(&self.folder, "read it"))? {
+            let file = file.map_err(FabricError::io(&self.folder, "read it"))?;
+            names += 1;
+            if file.file_name().to_str().and_then(parse_name).is_some() {
+                files.push(file.path());
+            }
+            if names > MAX_NAMES || files.len() > MAX_ENTRIES {
+                return Err(FabricError::Octet(format!(
+                    "{}: full: more than {MAX_ENTRIES} entries or {MAX_NAMES} names; `ls -ln` \
+                     shows whose they are, who can remove them, as root can",
+                    self.folder.display()
+                )));
+            }
+        }
+        Ok(files.into_iter().filter_map(Entry::read).collect())
     }
 
     fn enter(&self, octet: u8, runtime: &Runtime) -> Result<()> {
@@ -314,7 +333,19 @@ fn mount_namespace() -> Option<Vec<u8>> {
 }
 
 fn entry(folder: &Path, octet: u8, runtime: &Runtime) -> PathBuf {
-    folder.join(format!("{octet}-{:016x}", hash(runtime.path())))
+    folder.join(name(octet, hash(runtime.path())))
+}
+
+/// The name of an entry's file.
+fn name(octet: u8, hash: u64) -> String {
+    format!("{octet}-{hash:016x}")
+}
+
+/// What an entry's name says; `None` where no entry has this name.
+fn parse_name(text: &str) -> Option<(u8, u64)> {
+    let (octet, hash) = text.split_once('-')?;
+    let (octet, hash) = (octet.parse().ok()?, u64::from_str_radix(hash, 16).ok()?);
+    (name(octet, hash) == text).then_some((octet, hash))
 }
 
 /// FNV-1a, mixed once more: the octet comes of its remainder.
@@ -445,7 +476,11 @@ mod tests {
             assert_eq!(registry.choose(&late).unwrap(), octet);
             record(&late, octet);
         }
-        assert_eq!(registry.entries().len(), OCTETS as usize, "the entries of those two are gone");
+        assert_eq!(
+            registry.entries().unwrap().len(),
+            OCTETS as usize,
+            "the entries of those two are gone"
+        );
     }
 
     #[test]
@@ -460,12 +495,37 @@ mod tests {
             fs::remove_dir_all(gone.path()).unwrap();
         }
         registry.choose(&runtime(dir.path(), "mine")).unwrap();
-        assert_eq!(registry.entries().len(), 1);
+        assert_eq!(registry.entries().unwrap().len(), 1);
         drop(registry);
         fs::remove_file(folder.join(format!("lock-{}-0", user_id()))).unwrap();
         fs::create_dir(folder.join(format!("lock-{}-0", user_id()))).unwrap();
         drop(Registry::lock_at(folder.clone()).unwrap());
         assert!(folder.join(format!("lock-{}-1", user_id())).is_file());
+    }
+
+    #[test]
+    fn names_that_are_no_entries_hide_none_and_a_full_folder_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = Registry::lock_at(dir.path().join("octets")).unwrap();
+        // As many as were once looked at, in names that a folder lists before and after entries.
+        for n in 0..2 * MAX_ENTRIES {
+            fs::write(registry.folder.join(format!("{}-junk{n}", n % 300)), "").unwrap();
+        }
+        let mut seen = std::collections::HashSet::new();
+        for n in 0..20 {
+            let rt = runtime(dir.path(), &format!("r{n}"));
+            let octet = registry.choose(&rt).unwrap();
+            assert!(seen.insert(octet), "octet {octet} twice");
+            record(&rt, octet);
+        }
+        for n in 0..MAX_ENTRIES as u64 {
+            fs::write(registry.folder.join(name(1, n)), "/nowhere").unwrap();
+        }
+        let late = runtime(dir.path(), "late");
+        for error in [registry.choose(&late).map(drop), registry.claim(7, &late)] {
+            let text = error.unwrap_err().to_string();
+            assert!(text.contains("octets: full") && text.contains("ls -ln"), "{text}");
+        }
     }
 
     #[test]

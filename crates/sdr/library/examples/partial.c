@@ -4,6 +4,7 @@
  *
  *   cc -Iinclude -o partial crates/sdr/library/examples/partial.c -Ltarget/release -lunbroken_sdr
  *   LD_LIBRARY_PATH=target/release UNBROKEN_RUNTIME=$(mktemp -d) ./partial */
+#define _DEFAULT_SOURCE 1 /* POSIX, also with -std=c11 */
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>

@@ -1,6 +1,7 @@
 //! What to do about what happened.
 
 use std::collections::BTreeMap;
+use unbroken_units::text::counted;
 
 use super::Report;
 
@@ -35,16 +36,21 @@ pub(super) fn advice(report: &Report) -> Vec<String> {
     let failed: u64 = report.jobs.iter().map(|job| job.failed).sum();
     if failed > 0 {
         advice.push(format!(
-            "{failed} queue pairs failed for good, and their programs got the error. The reasons \
-             are with the failures above; docs/guide/failover.md says what can be survived."
+            "{} failed for good, and the programs got the error. The reasons are with the failures \
+             above; docs/guide/failover.md says what can be survived.",
+            counted(failed, "queue pair", "queue pairs")
         ));
     }
     let mut reasons: Vec<_> = report.unprotected.iter().collect();
     reasons.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
     for (why, count) in reasons.into_iter().take(MAX_REASONS) {
         advice.push(format!(
-            "{count} queue pairs were connected without a backup: {why}. `unbroken doctor` says \
-             how to mend that, or docs/reference/cli.md, Troubleshooting."
+            "{}: {why}. `unbroken doctor` says how to mend that, or docs/reference/cli.md, \
+             Troubleshooting.",
+            match count {
+                1 => "1 queue pair was connected without a backup".into(),
+                _ => format!("{count} queue pairs were connected without a backup"),
+            }
         ));
     }
     let slow = report.incidents.iter().map(|i| i.detect.max_us).max().unwrap_or(0);

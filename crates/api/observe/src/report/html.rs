@@ -2,6 +2,7 @@
 
 use unbroken_chart::{Axis, Bars, Figure, Panel, Series, Unit};
 use unbroken_units::show::{bytes, time_s};
+use unbroken_units::text::{counted, is_active};
 
 use super::{Incident, Report};
 use crate::totals::{Times, BOUNDS_US};
@@ -38,7 +39,7 @@ fn escaped(text: &str) -> String {
             '>' => out += "&gt;",
             '"' => out += "&quot;",
             '\'' => out += "&#39;",
-            c if c.is_control() && c != '\n' => out.push('\u{fffd}'),
+            c if is_active(c) && c != '\n' => out.push('\u{fffd}'),
             c => out.push(c),
         }
     }
@@ -81,7 +82,8 @@ impl Report {
         self.advice.iter().for_each(|a| body += &format!("<li>{}</li>", escaped(a)));
         body += "</ul><h2>Sources</h2><ul class=\"soft\">";
         for (name, events) in self.logs.iter().take(MAX_ROWS) {
-            body += &format!("<li>{}: {events} events</li>", escaped(name));
+            let events = counted(*events as u64, "event", "events");
+            body += &format!("<li>{}: {events}</li>", escaped(name));
         }
         self.notes.iter().for_each(|n| body += &format!("<li class=bad>{}</li>", escaped(n)));
         format!(
@@ -101,31 +103,37 @@ impl Report {
         if self.span_us.1 > 0 {
             let (first, last) = self.span_us;
             *body += &format!(
-                "<p class=soft>{} to {} ({} logs)</p>",
+                "<p class=soft>{} to {} ({})</p>",
                 escaped(&wall_in_words(first)),
                 escaped(&wall_in_words(last)),
-                self.logs.len()
+                counted(self.logs.len() as u64, "log", "logs")
             );
         }
+        let failures = |n: usize| counted(n as u64, "failure", "failures");
         let (class, words) = match (failed, self.incidents.len()) {
             (0, 0) => ("good", "Nothing failed.".to_owned()),
             // Programs whose queue pairs are not protected leave no word of how they ended.
             (0, n) if switches == 0 => (
                 "",
                 format!(
-                    "{n} failures, and no queue pair switched. Whether a program met them is not \
-                     logged."
+                    "{}, and no queue pair switched. Whether a program met them is not logged.",
+                    failures(n)
                 ),
             ),
             (0, n) => (
                 "good",
                 format!(
-                    "{} survived: {switches} switches of queue pairs, the longest outage was {}.",
-                    if n == 1 { "1 failure was".into() } else { format!("{n} failures were") },
+                    "{} {} survived: {} of queue pairs, the longest outage was {}.",
+                    failures(n),
+                    if n == 1 { "was" } else { "were" },
+                    counted(switches, "switch", "switches"),
                     us(longest)
                 ),
             ),
-            (failed, n) => ("bad", format!("{n} failures; {failed} queue pairs failed for good.")),
+            (failed, n) => {
+                let failed = counted(failed, "queue pair", "queue pairs");
+                ("bad", format!("{}; {failed} failed for good.", failures(n)))
+            }
         };
         *body += &format!("<p class=\"big {class}\">{words}</p>");
     }
@@ -143,7 +151,8 @@ impl Report {
         let rows = met.iter().enumerate();
         let rows = rows
             .map(|(n, i)| format!("{}: {}", n + 1, i.what.chars().take(28).collect::<String>()));
-        let high = met.iter().map(|i| ms(i.outages.max_us)).fold(1e-6, f64::max);
+        // The longest bar ends before the axis does, so that its figure stands free.
+        let high = met.iter().map(|i| ms(i.outages.max_us)).fold(1e-6, f64::max) * 1.05;
         let of = |name, colour, value: fn(&Incident) -> u64| {
             Series::new(name, colour, met.iter().map(|i| ms(value(i))).collect())
         };
@@ -217,7 +226,10 @@ impl Report {
             let outcome = match (job.failed, job.passive) {
                 (0, 0) => "<span class=good>met no failure</span>".to_owned(),
                 (0, _) => "<span class=good>survived</span>".to_owned(),
-                (n, _) => format!("<span class=bad>{n} queue pairs failed</span>"),
+                (n, _) => {
+                    let failed = counted(n, "queue pair", "queue pairs");
+                    format!("<span class=bad>{failed} failed</span>")
+                }
             };
             let outages = if job.passive == 0 { "none".into() } else { times(&job.outages) };
             *body += &format!(
@@ -294,10 +306,21 @@ fn timeline(report: &Report) -> String {
         let y = n as f64 * lane;
         let end = if i.over_us == 0 { last } else { i.over_us };
         let wide = (x(end) - x(i.began_us)).max(3.0);
+        // What is not over goes on behind the end of the log.
+        let (open, on) = match i.over_us {
+            0 => {
+                let (at, tip, middle) = (x(end), x(end) + 9.0, y + lane / 2.0);
+                let d =
+                    format!("M{at:.1} {}L{tip:.1} {middle}L{at:.1} {}z", y + 2.0, y + lane - 2.0);
+                (" (not over when the log ends)", format!("<path class=bar d=\"{d}\" />"))
+            }
+            _ => ("", String::new()),
+        };
         svg += &format!(
-            "<line class=lane x1={left} x2={width} y1={m} y2={m} /><text x={t} y={b} \
+            "<line class=lane x1={left} x2={to} y1={m} y2={m} /><text x={t} y={b} \
              text-anchor=end>{n}</text><rect class=bar x={x:.1} y={y:.1} width={wide:.1} \
-             height={h}><title>{what}</title></rect>",
+             height={h}><title>{what}{open}</title></rect>{on}",
+            to = width - 10.0,
             m = y + lane / 2.0,
             t = left - 8.0,
             b = y + lane / 2.0 + 4.0,
@@ -310,7 +333,13 @@ fn timeline(report: &Report) -> String {
     }
     for (at, anchor) in [(first, "start"), (first / 2 + last / 2, "middle"), (last, "end")] {
         let words = wall_in_words(at);
-        let clock = words.get(..19).unwrap_or(&words);
+        // As many digits as tell the ends from one another.
+        let shown = match last.saturating_sub(first) {
+            0..=9_999 => 11..26,
+            10_000..=9_999_999 => 11..23,
+            _ => 0..19,
+        };
+        let clock = words.get(shown).unwrap_or(&words);
         svg += &format!(
             "<text x={:.1} y={} text-anchor={anchor}>{}</text>",
             x(at),

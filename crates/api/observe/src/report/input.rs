@@ -1,21 +1,31 @@
 //! Logs and counters from folders and files.
 
+use std::collections::HashSet;
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use serde_json::Value;
 use unbroken_events::{fill_detect_us, Event};
+use unbroken_runtime::{open_found, open_named};
 
 use crate::error::{ObserveError, Result};
 
 /// The longest file that is read.
 pub const MAX_FILE_BYTES: u64 = 64 << 20;
-/// Logs that are read, and events of all of them together; beyond is an error, or left out and
-/// said.
+/// Bytes of all files together.
+pub const MAX_BYTES: u64 = 256 << 20;
+/// The longest line that may be an event.
+const MAX_LINE_BYTES: usize = 16 << 10;
+/// Logs that are read; beyond is an error.
 pub const MAX_LOGS: usize = 4_096;
-/// Events of all logs together.
+/// Names of a folder that are looked at.
+const MAX_NAMES: usize = 4 * MAX_LOGS;
+/// Folders in folders.
+const MAX_DEPTH: usize = 16;
+/// Events of all logs together; what is beyond is left out, and said.
 pub const MAX_EVENTS: usize = 1_000_000;
 
 /// What a NIC carried, as `unbroken status --json` had it.
@@ -54,35 +64,49 @@ pub struct Log {
 
 /// Reads all logs that paths name: a runtime folder, a folder of files, or a file. Files that end
 /// in `.jsonl` are logs (`events.jsonl`, or what `unbroken events --json` printed), those in
-/// `.json` what `unbroken status --json` printed. Errors: a path that is not there or has neither,
-/// too many.
+/// `.json` what `unbroken status --json` printed. A file is read once, whatever names it has.
+/// Errors: a path that is not there or has neither, what is no regular file, too many.
 pub fn read(paths: &[PathBuf]) -> Result<Vec<Log>> {
-    let mut logs = Vec::new();
-    let mut left = MAX_EVENTS;
+    let mut reader = Reader::default();
     for path in paths {
-        let before = logs.len();
+        let before = reader.logs.len() + reader.notes.len();
         if path.is_dir() {
-            read_folder(path, &mut logs, &mut left)?;
+            reader.folder(path, 0)?;
         } else {
-            logs.extend(read_file(path, None, &mut left)?);
+            let log = reader.file(path, None, open_named(path))?;
+            reader.logs.extend(log);
         }
-        if logs.len() == before {
+        if reader.logs.len() + reader.notes.len() == before {
             let why = "has no .jsonl or .json file; right is a runtime folder, a folder of logs, \
                        or a file that `unbroken events --json` wrote";
             return Err(ObserveError::Input(format!("{} {why}", path.display())));
         }
     }
-    Ok(logs)
+    Ok(reader.done())
 }
 
-fn read_folder(folder: &Path, logs: &mut Vec<Log>, left: &mut usize) -> Result<()> {
-    let failed = |e| ObserveError::io(folder.display(), e);
-    // The two parts of one log: the older one first.
-    let parts = [folder.join("events.1.jsonl"), folder.join("events.jsonl")];
-    if parts.iter().any(|part| part.is_file()) {
+/// What was read, and what may still be.
+#[derive(Default)]
+struct Reader {
+    logs: Vec<Log>,
+    /// What of folders was left out.
+    notes: Vec<String>,
+    /// Files by device and inode, so that one of many names is read once.
+    seen: HashSet<(u64, u64)>,
+    bytes: u64,
+    events: usize,
+    /// Files that were not read, since all together are too long.
+    unread: usize,
+}
+
+impl Reader {
+    fn folder(&mut self, folder: &Path, depth: usize) -> Result<()> {
+        let failed = |e| ObserveError::io(folder.display(), e);
+        // The two parts of one log: the older one first.
+        let parts = [folder.join("events.1.jsonl"), folder.join("events.jsonl")];
         let mut whole: Option<Log> = None;
-        for part in parts.iter().filter(|part| part.is_file()) {
-            let Some(next) = read_file(part, Some(folder), left)? else { continue };
+        for part in parts.iter().filter(|part| is_file(part)) {
+            let Some(next) = self.file(part, Some(folder), open_found(part))? else { continue };
             match &mut whole {
                 None => whole = Some(next),
                 Some(whole) => {
@@ -91,76 +115,133 @@ fn read_folder(folder: &Path, logs: &mut Vec<Log>, left: &mut usize) -> Result<(
                 }
             }
         }
-        logs.extend(whole.map(in_order));
+        self.logs.extend(whole.map(in_order));
+        let mut names = std::fs::read_dir(folder).map_err(failed)?;
+        let mut paths: Vec<PathBuf> =
+            names.by_ref().take(MAX_NAMES).filter_map(|entry| Some(entry.ok()?.path())).collect();
+        if names.next().is_some() {
+            let note = format!("{}: names beyond {MAX_NAMES} were left out", folder.display());
+            self.notes.push(note);
+        }
+        paths.sort();
+        for path in paths {
+            if self.logs.len() >= MAX_LOGS {
+                let why = format!("has more than {MAX_LOGS} logs; name fewer");
+                return Err(ObserveError::Input(format!("{} {why}", folder.display())));
+            }
+            // A link may lead back here, or to a log that is here, too.
+            let Ok(kind) = path.symlink_metadata().map(|meta| meta.file_type()) else { continue };
+            if kind.is_dir() && is_file(&path.join("events.jsonl")) {
+                match depth < MAX_DEPTH {
+                    true => self.folder(&path, depth + 1)?,
+                    false => self.notes.push(format!(
+                        "{}: folders more than {MAX_DEPTH} deep were left out",
+                        path.display()
+                    )),
+                }
+            } else if kind.is_file() && !parts.contains(&path) {
+                let log = self.file(&path, None, open_found(&path))?;
+                self.logs.extend(log);
+            }
+        }
+        Ok(())
     }
-    let mut names: Vec<PathBuf> = std::fs::read_dir(folder)
-        .map_err(failed)?
-        .take(4 * MAX_LOGS)
-        .filter_map(|entry| entry.ok().map(|entry| entry.path()))
-        .collect();
-    names.sort();
-    for path in names {
-        if logs.len() >= MAX_LOGS {
-            let why = format!("has more than {MAX_LOGS} logs; name fewer");
-            return Err(ObserveError::Input(format!("{} {why}", folder.display())));
+
+    /// A log or counters, if the file's name is that of one; as one of a folder, if it is.
+    fn file(
+        &mut self,
+        path: &Path,
+        folder: Option<&Path>,
+        file: io::Result<File>,
+    ) -> Result<Option<Log>> {
+        let kind = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
+        let failed = |e| ObserveError::io(path.display(), e);
+        let file = file.map_err(failed)?;
+        if !matches!(kind, "jsonl" | "json") {
+            return Ok(None);
         }
-        // A link may lead back here, or to a log that is here, too.
-        let is_link = path.symlink_metadata().is_ok_and(|meta| meta.is_symlink());
-        if is_link {
-            continue;
+        let meta = file.metadata().map_err(failed)?;
+        if !self.seen.insert((meta.dev(), meta.ino())) {
+            let note = format!("{}: left out, it is another name of a file", path.display());
+            self.note(note);
+            return Ok(None);
         }
-        if path.is_dir() && path.join("events.jsonl").is_file() {
-            read_folder(&path, logs, left)?;
-        } else if path.is_file() && !parts.contains(&path) {
-            logs.extend(read_file(&path, None, left)?);
+        let most = MAX_FILE_BYTES.min(MAX_BYTES - self.bytes);
+        if most == 0 {
+            self.unread += 1;
+            return Ok(None);
+        }
+        let mut text = Vec::new();
+        file.take(most).read_to_end(&mut text).map_err(failed)?;
+        self.bytes += text.len() as u64;
+        let name = folder.unwrap_or(path).display().to_string();
+        let (job, host) = job_and_host(folder.unwrap_or(path));
+        let mut log = Log { name, job, host, ..Log::default() };
+        if meta.len() > most && text.len() as u64 == most {
+            let mib = most >> 20;
+            log.notes.push(format!("{}: only its first {mib} MiB were read", path.display()));
+        }
+        if kind == "json" {
+            log.nics = counters(&text, &log.name);
+            // Not every JSON file is ours.
+            return Ok(Some(log).filter(|log| !log.nics.is_empty()));
+        }
+        self.events(&text, path, &mut log);
+        Ok(Some(in_order(log)))
+    }
+
+    fn events(&mut self, text: &[u8], path: &Path, log: &mut Log) {
+        let (mut skipped, mut beyond) = (0, 0);
+        for line in text.split(|b| *b == b'\n').filter(|line| !line.is_empty()) {
+            let short = Some(line).filter(|line| line.len() <= MAX_LINE_BYTES);
+            match short.and_then(|line| serde_json::from_slice::<Event>(line).ok()) {
+                Some(_) if self.events == MAX_EVENTS => beyond += 1,
+                Some(event) => {
+                    self.events += 1;
+                    log.events.push(event);
+                }
+                None => skipped += 1,
+            }
+        }
+        for (count, why) in [
+            (skipped, "lines that are no events were left out".to_owned()),
+            (beyond, format!("events beyond {MAX_EVENTS} were left out")),
+        ] {
+            if count > 0 {
+                log.notes.push(format!("{}: {count} {why}", path.display()));
+            }
         }
     }
-    Ok(())
+
+    /// A note of a file that is no log; of many of them the first are enough.
+    fn note(&mut self, note: String) {
+        if self.notes.len() < MAX_LOGS {
+            self.notes.push(note);
+        }
+    }
+
+    /// The logs; what was left out is said with the first.
+    fn done(mut self) -> Vec<Log> {
+        if self.unread > 0 {
+            self.notes.push(format!(
+                "{} files were not read: all together are longer than {} MiB; name fewer",
+                self.unread,
+                MAX_BYTES >> 20
+            ));
+        }
+        if !self.notes.is_empty() {
+            if self.logs.is_empty() {
+                self.logs.push(Log::default());
+            }
+            self.logs[0].notes.extend(self.notes);
+        }
+        self.logs
+    }
 }
 
-/// A log or counters, if the file's name is that of one; as one of a folder, if it is.
-fn read_file(path: &Path, folder: Option<&Path>, left: &mut usize) -> Result<Option<Log>> {
-    let kind = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
-    if !matches!(kind, "jsonl" | "json") {
-        return Ok(None);
-    }
-    let failed = |e| ObserveError::io(path.display(), e);
-    let mut text = Vec::new();
-    let file = File::open(path).map_err(failed)?;
-    file.take(MAX_FILE_BYTES + 1).read_to_end(&mut text).map_err(failed)?;
-    let name = folder.unwrap_or(path).display().to_string();
-    let (job, host) = job_and_host(folder.unwrap_or(path));
-    let mut log = Log { name, job, host, ..Log::default() };
-    if text.len() as u64 > MAX_FILE_BYTES {
-        text.truncate(MAX_FILE_BYTES as usize);
-        let mib = MAX_FILE_BYTES >> 20;
-        log.notes.push(format!("{}: only its first {mib} MiB were read", path.display()));
-    }
-    if kind == "json" {
-        log.nics = counters(&text, &log.name);
-        // Not every JSON file is ours.
-        return Ok(Some(log).filter(|log| !log.nics.is_empty()));
-    }
-    let (mut skipped, mut beyond) = (0, 0);
-    for line in text.split(|b| *b == b'\n').filter(|line| !line.is_empty()) {
-        match serde_json::from_slice::<Event>(line) {
-            Ok(_) if *left == 0 => beyond += 1,
-            Ok(event) => {
-                *left -= 1;
-                log.events.push(event);
-            }
-            Err(_) => skipped += 1,
-        }
-    }
-    for (count, why) in [
-        (skipped, "lines that are no events were left out".to_owned()),
-        (beyond, format!("events beyond {MAX_EVENTS} were left out")),
-    ] {
-        if count > 0 {
-            log.notes.push(format!("{}: {count} {why}", path.display()));
-        }
-    }
-    Ok(Some(in_order(log)))
+/// Whether it is a regular file itself, and no link to one.
+fn is_file(path: &Path) -> bool {
+    path.symlink_metadata().is_ok_and(|meta| meta.is_file())
 }
 
 /// Times to detect are found in the order in which the log was written.
@@ -242,5 +323,64 @@ mod tests {
             let said = read(&[dir.path().join(wrong)]).unwrap_err().to_string();
             assert!(said.contains(wrong), "{said}");
         }
+    }
+
+    /// A folder of somebody else's: one file of many names, a line without end, links that lead
+    /// elsewhere, a FIFO.
+    #[test]
+    fn what_others_put_into_a_folder_costs_little() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let down = |nic: String| {
+            let event = Event::at(What::PortDown { nic }, 1);
+            serde_json::to_string(&event).unwrap() + "\n"
+        };
+        let long = down("a".repeat(MAX_LINE_BYTES));
+        std::fs::write(path("x0.jsonl"), down("a/0".into()) + &long).unwrap();
+        for n in 1..50 {
+            std::fs::hard_link(path("x0.jsonl"), path(&format!("x{n}.jsonl"))).unwrap();
+        }
+        std::fs::create_dir(path("link")).unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", path("link/events.jsonl")).unwrap();
+        let fifo = path("fifo.jsonl");
+        assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+        let logs = read(&[dir.path().into()]).unwrap();
+        assert_eq!(logs.len(), 1, "{logs:?}");
+        assert_eq!(logs[0].events.len(), 1);
+        let said = |words: &str| logs[0].notes.iter().filter(|n| n.contains(words)).count();
+        assert_eq!((said("another name"), said("1 lines that are no events")), (49, 1));
+        for wrong in [&fifo, Path::new("/dev/zero")] {
+            let said = read(&[wrong.into()]).unwrap_err().to_string();
+            assert_eq!(said, format!("{}: it is not a regular file", wrong.display()));
+        }
+    }
+
+    /// Files without contents of their own: all together have a bound.
+    #[test]
+    fn all_logs_together_have_a_bound() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = MAX_BYTES / MAX_FILE_BYTES + 2;
+        for n in 0..files {
+            let file = File::create(dir.path().join(format!("{n}.jsonl"))).unwrap();
+            file.set_len(MAX_FILE_BYTES + 1).unwrap();
+        }
+        let logs = read(&[dir.path().into()]).unwrap();
+        assert_eq!(logs.len() as u64, files - 2);
+        let said = logs[0].notes.iter().find(|note| note.contains("were not read"));
+        assert!(said.is_some_and(|s| s.starts_with("2 files")), "{:?}", logs[0].notes);
+    }
+
+    #[test]
+    fn folders_in_folders_have_a_bound() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut path = dir.path().to_path_buf();
+        for _ in 0..100 {
+            std::fs::write(path.join("events.jsonl"), "").unwrap();
+            path.push("d");
+            std::fs::create_dir(&path).unwrap();
+        }
+        let logs = read(&[dir.path().into()]).unwrap();
+        assert_eq!(logs.len(), MAX_DEPTH + 1);
+        assert!(logs[0].notes.iter().any(|note| note.contains("deep")), "{:?}", logs[0].notes);
     }
 }

@@ -89,10 +89,7 @@ fn a_job_that_failed_is_not_said_to_have_survived() {
     let report = Report::of(&[log("train", events), log("other", Vec::new())]);
     assert_eq!(report.jobs.iter().map(|j| j.failed).collect::<Vec<_>>(), [0, 1]);
     let html = report.html();
-    assert!(
-        html.contains("1 queue pairs failed for good") && !html.contains("survived<"),
-        "{html}"
-    );
+    assert!(html.contains("1 queue pair failed for good") && !html.contains("survived<"), "{html}");
     assert!(!html.contains("<script") && html.contains("&lt;script&gt;"), "text stays text");
 }
 
@@ -107,6 +104,24 @@ fn a_page_is_whole_and_needs_nothing_from_elsewhere() {
     assert!(!html.contains("<script") && html.ends_with("</html>\n"));
     let empty = Report::of(&[log("train", Vec::new())]).html();
     assert!(empty.contains("Nothing failed.") && !empty.contains("NaN"));
+}
+
+/// A failure of a millisecond that is not over: the axis tells its ends apart, and its bar goes on.
+#[test]
+fn the_picture_of_a_short_log_says_when_and_what_is_open() {
+    let mut events = survived();
+    events.truncate(3);
+    let html = Report::of(&[log("train", events)]).html();
+    let clocks: Vec<&str> = html
+        .split("text-anchor=")
+        .skip(2)
+        .map(|t| t.split('<').next().unwrap())
+        .filter_map(|t| Some(t.split_once('>')?.1))
+        .filter(|t| t.contains(':'))
+        .collect();
+    assert!(clocks.len() >= 3 && clocks[0] != clocks[2], "{clocks:?}");
+    assert!(html.contains("not over when the log ends"), "{html}");
+    assert!(html.contains("1 switch of queue pairs") && html.contains("(1 log)"), "{html}");
 }
 
 #[test]

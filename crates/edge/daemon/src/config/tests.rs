@@ -186,3 +186,14 @@ fn what_needs_devices_to_be_made_anew_cannot_follow() {
         assert!(error.contains(why) && error.contains("`unbroken edge down` first"), "{error}");
     }
 }
+
+#[test]
+fn a_file_that_would_be_waited_for_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let fifo = dir.path().join("edge.toml");
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    for path in [&fifo, Path::new("/dev/zero")] {
+        let why = Config::read(path).unwrap_err().to_string();
+        assert_eq!(why, format!("{}: it is not a regular file", path.display()));
+    }
+}

@@ -25,7 +25,7 @@
 
 use sha2::{Digest, Sha256};
 
-use super::command::{Command, Names, QpName, Reply, MAX_LINES, TABLE};
+use super::command::{Command, Names, QpName, Reply, KEPT_LINES, MAX_LINES, TABLE};
 use super::known::{Known, Now};
 use super::own::{Entry, Own, ENDED};
 use crate::directory::News;
@@ -38,6 +38,8 @@ const BATCH: usize = 1024;
 const MAX_LEFT_BEHIND: usize = 4096;
 /// How often changes are asked for.
 const CHANGES_MS: u64 = 1000;
+/// Parts of the log of changes that are read in a row.
+const MAX_PARTS: usize = KEPT_LINES / MAX_LINES + 2;
 /// Changes of that age are read at the beginning.
 const CHANGES_BEFORE_MS: u64 = 1000;
 
@@ -106,6 +108,8 @@ pub(crate) struct Book {
     changes_at_ms: u64,
     /// The last change that was read.
     changes_id: String,
+    /// Parts of the log of changes that were read in a row, each of them full.
+    parts_read: usize,
     /// The server has another key than this process: it had lost this one, and somebody was
     /// quicker.
     foreign: bool,
@@ -132,6 +136,7 @@ impl Book {
             renew_at_ms: 0,
             changes_at_ms: 0,
             changes_id: String::new(),
+            parts_read: 0,
             foreign: false,
             left_behind: Vec::new(),
             closing: false,
@@ -375,7 +380,11 @@ impl Book {
                 Err(_) => self.known.moved_changed(),
             }
         }
-        if lines.len() >= MAX_LINES {
+        // There may be more. A log without end, of a server that makes it up, gets no more rounds
+        // than a log has at most.
+        let is_part = lines.len() >= MAX_LINES && self.parts_read < MAX_PARTS;
+        self.parts_read = if is_part { self.parts_read + 1 } else { 0 };
+        if is_part {
             self.changes_at_ms = 0;
         }
     }

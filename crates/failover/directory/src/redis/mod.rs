@@ -4,7 +4,8 @@
 //! - `book`: the protocol, without I/O; in it `own`: what this process has entered, and `known`:
 //!   what it knows of others.
 //! - `thread`: the thread that alone talks to the server.
-//! - `server`: the connection, by the crate `redis`. `command`: what is asked of it.
+//! - `server`: which server has the entries, and how it is asked; in it `connection`: sockets, TLS
+//!   and times; `resp`: the bytes, without I/O. `command`: what is asked.
 //! - `fake`: a model of a server that fails and delays as a test wants it.
 //!
 //! What is published is put down in the book and done by the thread; what is looked up is answered
@@ -16,10 +17,12 @@
 
 mod book;
 mod command;
+mod connection;
 #[cfg(test)]
 mod fake;
 mod known;
 mod own;
+mod resp;
 mod server;
 mod shared;
 #[cfg(test)]

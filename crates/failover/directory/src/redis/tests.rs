@@ -328,6 +328,32 @@ fn garbage_is_an_error_and_nothing_more() {
     assert!(c.book.answer(0, &round, &wrong).is_err(), "answers to something else");
 }
 
+/// A server that has another thousand changes each time that it is asked is asked once a second,
+/// after as many times as a log is long.
+#[test]
+fn a_log_of_changes_without_end_is_read_in_turns() {
+    let server = Fake::default();
+    let mut a = Process::new(&server, 1);
+    a.run();
+    a.now_ms += 1001;
+    let line = |n: usize| (format!("{n}-0"), vec![0]);
+    let lines: Vec<_> = (0..super::command::MAX_LINES).map(line).collect();
+    let mut rounds = 0;
+    while let Some(round) = a.book.next(a.now_ms) {
+        rounds += 1;
+        assert!(rounds < 100, "it never rests");
+        let mut replies = a.store.as_mut().unwrap().run(&round.commands).unwrap();
+        for reply in &mut replies {
+            if let Reply::Lines(_) = reply {
+                *reply = Reply::Lines(lines.clone());
+            }
+        }
+        a.book.answer(a.now_ms, &round, &replies).unwrap();
+    }
+    assert!((10..30).contains(&rounds), "{rounds}");
+    assert!(a.book.deadline_ms() > a.now_ms);
+}
+
 #[test]
 fn what_the_dead_left_in_the_table_of_moved_qps_is_not_shown_and_swept_out() {
     let server = Fake::default();

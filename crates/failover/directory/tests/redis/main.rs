@@ -17,6 +17,7 @@ use unbroken_directory::{
 };
 use unbroken_types::Gid;
 
+mod hostile;
 mod scale;
 
 const ROLE: &str = "REDIS_TEST_URL";

@@ -393,3 +393,92 @@ impl PeerHealth {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    //! The numbers of the rules: each is one off, and then right.
+
+    use super::*;
+    use crate::slots::SlotPath;
+
+    fn path(nic: u8) -> PortPath {
+        SlotPath { local: nic, remote: nic }.into()
+    }
+
+    #[test]
+    fn a_window_is_strained_by_four_packets_and_one_of_fifty() {
+        for (us, acked, again, strained) in [
+            (50_000, 100, 4, true),
+            (49_999, 100, 4, false),
+            (50_000, 100, 3, false),
+            (50_000, 195, 4, true),
+            (50_000, 196, 4, false),
+            (2_000_000, 100, 4, true),
+            (2_000_001, 100, 4, false),
+        ] {
+            let mut strain = Strain { since_us: 1_000_000, ..Strain::default() };
+            let is = strain.add(1_000_000 + us, acked, again, STRAIN_PACKETS);
+            assert_eq!(is, strained, "{us} µs, {again} of {acked}");
+        }
+    }
+
+    /// A comparison of two paths with these counts (answered, lost) of fair rounds.
+    fn compared(own: (u32, u32), other: (u32, u32)) -> Comparison {
+        let mut c = Comparison::new(0, [path(0), path(1)].into_iter());
+        for (tally, (answered, lost)) in c.tallies.iter_mut().zip([own, other]) {
+            tally.count = Count { answered, lost };
+        }
+        (c.fair_us, c.strains) = (Some((1_000, 401_000)), 2);
+        c
+    }
+
+    #[test]
+    fn a_path_is_grey_by_enough_probes_time_and_strain() {
+        let grey = |c: Comparison| c.judge(false, false);
+        assert_eq!(grey(compared((70, 24), (94, 5))), Some(true));
+        assert_eq!(grey(compared((70, 23), (94, 0))), None, "too few are lost");
+        assert_eq!(grey(compared((70, 24), (94, 6))), None, "the other loses, too");
+        assert_eq!(grey(compared((0, 24), (94, 0))), None, "it may be dead");
+        assert_eq!(grey(compared((70, 24), (46, 0))), None, "the other was hardly probed");
+        let short = Comparison { fair_us: Some((1_001, 401_000)), ..compared((70, 24), (94, 5)) };
+        assert_eq!(grey(short), None);
+        let calm = Comparison { strains: 1, ..compared((70, 24), (94, 5)) };
+        assert_eq!(grey(calm), None);
+        let last = |rounds| Comparison { rounds, ..compared((70, 3), (94, 0)) };
+        assert_eq!([grey(last(639)), grey(last(640))], [None, Some(false)]);
+    }
+
+    #[test]
+    fn a_grey_path_is_well_by_enough_probes() {
+        let grey = |own| compared(own, (240, 0)).judge(true, false);
+        assert_eq!([grey((234, 6)), grey((233, 6)), grey((233, 7))], [Some(false), None, None]);
+    }
+
+    #[test]
+    fn a_path_loses_some_by_three_probes_and_one_of_32() {
+        let loses = |own| compared(own, (100, 0)).loses();
+        assert!(loses((93, 3)) && !loses((94, 3)) && !loses((10, 2)) && !loses((0, 3)));
+    }
+
+    #[test]
+    fn rounds_have_their_times() {
+        let begun = |late_us| {
+            let mut c = Comparison::new(0, (0..9).map(path));
+            c.begin_round(late_us, |_| true);
+            c.sent(path(1), 1);
+            c
+        };
+        let mut c = begun(0);
+        assert_eq!((c.tallies.len(), c.round_due_us), (5, 5_000));
+        assert!(!begun(50_000).open[0].late && begun(50_001).open[0].late);
+        c.answered(50_001, path(1), 1);
+        assert!(!c.open[0].fast);
+        let mut c = begun(0);
+        c.answered(50_000, path(1), 1);
+        assert!(c.open[0].fast);
+        c.count(99_999);
+        assert_eq!(c.open.len(), 1);
+        c.count(100_000);
+        assert_eq!(c.open.len(), 0);
+    }
+}

@@ -128,6 +128,21 @@ fn a_peer_that_answers_nowhere_is_waited_for() {
     );
 }
 
+/// A peer that has answered once or twice, and then has no core, is waited for.
+#[test]
+fn a_path_is_given_up_only_after_three_answers_of_others() {
+    for answers in 0..=5 {
+        let mut h = two_paths();
+        h.ask(0, A, 0);
+        let given = std::cell::Cell::new(0);
+        let said = run(&mut h, 0, 5_000, |_, p| {
+            (p == B && given.replace(given.get() + 1) < answers).then_some(1)
+        });
+        let dead = matches!(said[..], [(45..=100, A, Verdict::Dead)]);
+        assert_eq!((dead, said.is_empty()), (answers >= 3, answers < 3), "{answers}: {said:?}");
+    }
+}
+
 #[test]
 fn a_witness_that_is_left_out_is_noticed() {
     let mutation = crate::Mutation::NoWitness;

@@ -8,7 +8,6 @@ use crate::context::Context;
 use crate::device::HostDevice;
 use crate::lock;
 use std::collections::HashMap;
-use std::io::Write;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use unbroken_runtime::{now_us, Presence, Runtime};
@@ -161,9 +160,7 @@ impl Watch {
         state.stamp = stamp;
         match self.faults.all() {
             Ok(table) => state.table = table,
-            Err(e) => {
-                let _ = writeln!(std::io::stderr(), "unbroken: faults of devices: {e}");
-            }
+            Err(e) => unbroken_log::complain(format_args!("faults of devices: {e}")),
         }
     }
 }
