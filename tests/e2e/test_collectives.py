@@ -531,6 +531,31 @@ def test_shape_that_cannot_be(logs, words, said):
             raise Failure(f"{words}: {done.returncode} {done.stderr}")
 
 
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--hosts", "a,b", "--min", "4M", "--max", "1M"], "more than --max"),
+        (["--hosts", "a,b", "--iterations", "0"], "1.."),
+        (["--hosts", "a,b", "--timeout", "0s"], "1ms or more is right"),
+        (["--hosts", "a,b", "--patience", "0s"], "1ms or more is right"),
+        (["--hosts", "a,b", "--for", "0s"], "1ms or more is right"),
+        (["--hosts", "a,b", "--op", "broadcast", "--root", "2"], "of 2 the last is 1"),
+        (["--rank", "3", "--ranks", "2", "--id-file", "none"], "of 2 the last is 1"),
+        (["--rank", "0", "--ranks", "0", "--id-file", "none"], "one rank at least"),
+    ],
+    ids=lambda value: "_".join(value[-2:]) if isinstance(value, list) else "",
+)
+def test_arguments_that_cannot_be(logs, words, said):
+    """Arguments of `coll bench` that make no sense, alone or together, are told at once, with what
+    would be right."""
+    with Fabric(logs) as fabric:
+        done = fabric.command("coll", "bench", *words)
+        if done.returncode == 0 or words[-2] not in done.stderr + " --id-file":
+            raise Failure(f"{words}: {done.returncode} {done.stderr}")
+        if said not in done.stderr:
+            raise Failure(f"{words}: {done.stderr}")
+
+
 def test_rust_example(note):
     rust = subprocess.run(
         ["cargo", "run", "-q", "--release", "--example", "overlap"],

@@ -87,6 +87,7 @@ _HANDLE, _PLACE = c_void_p, POINTER(c_void_p)
 _ARGUMENTS = {
     "ubcollGetUniqueId": [POINTER(_Id)],
     "ubcollCommInitRankConfig": [_PLACE, c_int, _Id, c_int, POINTER(_Config)],
+    "ubcollCommFinalize": [_HANDLE],
     "ubcollCommDestroy": [_HANDLE],
     "ubcollCommAbort": [_HANDLE],
     "ubcollCommGetCounters": [_HANDLE, POINTER(Counters)],
@@ -262,8 +263,13 @@ class Communicator:
         """How long an operation may stand still from now on, at this rank."""
         _call("ubcollCommSetTimeout", self._handle, timeout_ms)
 
+    def finalize(self) -> None:
+        """Begins nothing more, gives up receives of which nothing has come, and tells the other
+        ranks. What else is under way goes on."""
+        _call("ubcollCommFinalize", self._handle)
+
     def destroy(self) -> None:
-        """Waits for what is under way and leaves."""
+        """Finalizes, waits for what is under way and leaves."""
         _call("ubcollCommDestroy", self._handle)
 
     def abort(self) -> None:

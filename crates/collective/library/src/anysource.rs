@@ -7,7 +7,8 @@
 //! | state | event | then |
 //! | --- | --- | --- |
 //! | waiting | something with its tag has come from a rank | bound to that rank's channel |
-//! | waiting | nothing has come for as long as an operation may stand still | expired: an error, and nothing of its memory was touched |
+//! | waiting | nothing has come for as long as an operation may stand still | ended: an error, and nothing of its memory was touched |
+//! | waiting | this rank ends the communicator, or all others have | ended |
 //! | waiting | the communicator breaks, or its request is dropped | forgotten |
 //! | bound | its ticket is over, and that was seen | forgotten |
 
@@ -36,8 +37,8 @@ pub(crate) enum Found {
     Waits,
     /// It is this ticket of that channel.
     Bound { channel: usize, ticket: u64, from: Rank },
-    /// Nothing has come in time.
-    Expired(String),
+    /// Nothing comes any more, or nothing has come in time.
+    Ended(String),
 }
 
 /// The receives of a communicator that take what comes from any rank.
@@ -102,7 +103,15 @@ impl AnySource {
                 waiting.tag,
                 most.as_secs()
             );
-            self.found.insert(number, Found::Expired(text));
+            self.found.insert(number, Found::Ended(text));
+            waiting.watch.into_iter().for_each(Watch::tell);
+        }
+    }
+
+    /// Nothing comes any more: ends all that wait.
+    pub(crate) fn end(&mut self, why: &str) {
+        for (number, waiting) in self.waiting.drain(..) {
+            self.found.insert(number, Found::Ended(why.into()));
             waiting.watch.into_iter().for_each(Watch::tell);
         }
     }

@@ -8,14 +8,17 @@
 //! needs no other rank, and waits for no operation of all.
 //!
 //! An operation in the queue is a *ticket*, counted from 0. Tickets are over in their order, but
-//! for receives with tags: of several that wait, the one begins whose tag has come.
+//! for receives with tags: of several that wait, the one begins whose tag has come. What the other
+//! of two ranks does not take part in, since it has left, is over and *undone*, and the communicator
+//! goes on.
 
-use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
-use unbroken_collective_protocol::agree::Description;
+use unbroken_collective_protocol::agree::{Description, Terms};
 use unbroken_collective_protocol::picture::Picture;
-use unbroken_collective_protocol::{views, Config, Engine, Note, Rank};
+use unbroken_collective_protocol::{views, Config, Engine, Failure, Note, Rank};
 use unbroken_schedule::planner::Planned;
 use unbroken_schedule::{
     Choice, Collective, Folding, Form, Grouping, Operation, Owners, Program, Topology,
@@ -74,6 +77,19 @@ struct Queued {
     watch: Option<Watch>,
 }
 
+/// Why an operation is over that was not done, while the communicator goes on.
+#[derive(Clone, Debug)]
+pub(crate) enum Undone {
+    /// It could not be begun, or was given up by this rank.
+    Refused(String),
+    /// The other rank does not take part in it.
+    Left(Failure),
+}
+
+/// What an operation that is begun is for the engine: its number, terms, bytes of an element,
+/// program.
+pub(crate) type Begun = (u64, Terms, u64, Arc<Program>);
+
 /// One end of a channel.
 pub(crate) struct Channel {
     pub(crate) name: u32,
@@ -88,8 +104,11 @@ pub(crate) struct Channel {
     topology: Topology,
     programs: Vec<Kept>,
     queue: VecDeque<Queued>,
-    /// The queue is not in the order of its tickets.
-    reordered: bool,
+    /// Tickets that are not over: those in the queue, and those that a broken communicator gave up,
+    /// which are never over.
+    open: HashSet<u64>,
+    /// How many in the queue have each tag.
+    tags: HashMap<u64, usize>,
     /// The first in the queue has begun.
     runs: bool,
     /// How the operation that runs is done, and when it began, in µs.
@@ -98,10 +117,8 @@ pub(crate) struct Channel {
     number: u64,
     /// Tickets that were given out.
     tickets: u64,
-    /// Those that were given up: they are never over.
-    given_up: Vec<u64>,
-    /// Tickets that could not be planned, and why; until somebody asks.
-    refused: Vec<(u64, String)>,
+    /// Tickets that are over and were not done, and why; until somebody asks.
+    undone: HashMap<u64, Undone>,
 }
 
 impl Channel {
@@ -123,13 +140,13 @@ impl Channel {
             topology,
             programs: Vec::new(),
             queue: VecDeque::new(),
-            reordered: false,
+            open: HashSet::new(),
+            tags: HashMap::new(),
             runs: false,
             way: None,
             number: 0,
             tickets: 0,
-            given_up: Vec::new(),
-            refused: Vec::new(),
+            undone: HashMap::new(),
         }
     }
 
@@ -152,6 +169,8 @@ impl Channel {
     ) -> u64 {
         let ticket = self.tickets;
         self.tickets += 1;
+        self.open.insert(ticket);
+        *self.tags.entry(description.tag).or_default() += 1;
         self.queue.push_back(Queued {
             ticket,
             collective,
@@ -165,26 +184,31 @@ impl Channel {
 
     /// Whether a ticket is over.
     pub(crate) fn is_over(&self, ticket: u64) -> bool {
-        let waits = match self.queue.front() {
-            Some(first) if !self.reordered => ticket >= first.ticket,
-            _ => self.queue.iter().any(|queued| queued.ticket == ticket),
-        };
-        !waits && !self.given_up.contains(&ticket)
+        !self.open.contains(&ticket)
     }
 
-    /// Why a ticket that is over was not begun, if it was not; to be asked once.
-    pub(crate) fn refusal(&mut self, ticket: u64) -> Option<String> {
-        let at = self.refused.iter().position(|(of, _)| *of == ticket)?;
-        Some(self.refused.swap_remove(at).1)
+    /// Why a ticket that is over was not done, if it was not; to be asked once.
+    pub(crate) fn why_undone(&mut self, ticket: u64) -> Option<Undone> {
+        self.undone.remove(&ticket)
     }
 
     fn queued(&mut self, ticket: u64) -> Option<&mut Queued> {
-        self.queue.iter_mut().find(|queued| queued.ticket == ticket)
+        // In their order, but for those that were preferred, which stand in front.
+        let at = self.queue.partition_point(|queued| queued.ticket < ticket);
+        let found = self.queue.get(at).is_some_and(|queued| queued.ticket == ticket);
+        let at = match found {
+            true => at,
+            false => self.queue.iter().position(|queued| queued.ticket == ticket)?,
+        };
+        self.queue.get_mut(at)
     }
 
     /// Nobody waits for a ticket any more: its memory stays as long as the operation needs it.
     pub(crate) fn forget(&mut self, ticket: u64, memory: Option<Memory>) {
-        self.refused.retain(|(of, _)| *of != ticket);
+        self.undone.remove(&ticket);
+        if !self.open.contains(&ticket) {
+            return;
+        }
         if let Some(queued) = self.queued(ticket) {
             queued.memory = memory;
         }
@@ -197,13 +221,52 @@ impl Channel {
         }
     }
 
-    /// Gives up all that waits or runs: nothing of it is touched from now on.
+    /// The communicator is broken: nothing of what waits or runs is touched from now on, and it is
+    /// never over.
     pub(crate) fn clear(&mut self) {
+        self.take_all().into_iter().filter_map(|queued| queued.watch).for_each(Watch::tell);
+    }
+
+    fn take_all(&mut self) -> VecDeque<Queued> {
         self.engine.finish(false);
         self.operands = Operands::none();
-        self.given_up.extend(self.queue.iter().map(|queued| queued.ticket));
-        self.queue.drain(..).filter_map(|queued| queued.watch).for_each(Watch::tell);
         self.runs = false;
+        self.tags.clear();
+        std::mem::take(&mut self.queue)
+    }
+
+    /// Ends what waits or runs, from the operation that has its turn on, for a reason. Nothing of it
+    /// is touched from now on.
+    pub(crate) fn give_up(&mut self, why: &Undone) {
+        for queued in self.take_all() {
+            self.open.remove(&queued.ticket);
+            self.undone.insert(queued.ticket, why.clone());
+            queued.watch.into_iter().for_each(Watch::tell);
+        }
+    }
+
+    /// Takes the operation that runs back, if nothing of it has come: it is not begun then. Whether
+    /// none runs now.
+    pub(crate) fn take_back(&mut self) -> bool {
+        if self.runs && self.engine.is_untouched() {
+            self.retract();
+        }
+        !self.runs
+    }
+
+    fn retract(&mut self) {
+        self.engine.retract();
+        self.number -= 1;
+        self.runs = false;
+        let spans = std::mem::replace(&mut self.operands, Operands::none()).into_spans();
+        if let Some(first) = self.queue.front_mut() {
+            first.spans = Some(spans);
+        }
+    }
+
+    /// How many operations this rank has begun or is to begin.
+    pub(crate) fn asked_for(&self) -> u64 {
+        self.current() + self.queue.len() as u64
     }
 
     /// Whether the operation that has its turn is done, or there is one that may begin.
@@ -228,18 +291,21 @@ impl Channel {
     fn next(&mut self) {
         self.operands = Operands::none();
         self.runs = false;
-        let queued = self.queue.pop_front();
-        self.reordered &= !self.queue.is_empty();
-        if let Some(watch) = queued.and_then(|queued| queued.watch) {
-            watch.tell();
+        let Some(queued) = self.queue.pop_front() else { return };
+        self.open.remove(&queued.ticket);
+        if let Entry::Occupied(mut count) = self.tags.entry(queued.description.tag) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
         }
+        queued.watch.into_iter().for_each(Watch::tell);
     }
 
     /// Whether several operations wait that differ in their tags, so that what comes says which of
     /// them begins.
     pub(crate) fn has_choice(&self) -> bool {
-        let first = self.queue.front().map(|queued| queued.description.tag);
-        !self.runs && self.queue.iter().any(|queued| Some(queued.description.tag) != first)
+        !self.runs && self.tags.len() > 1
     }
 
     /// Whether an operation has begun that is not over.
@@ -249,7 +315,7 @@ impl Channel {
 
     /// Whether an operation with that tag waits, or runs.
     pub(crate) fn waits_for(&self, tag: u64) -> bool {
-        self.queue.iter().any(|queued| queued.description.tag == tag)
+        self.tags.contains_key(&tag)
     }
 
     /// The number of the operation that is next to begin, or runs.
@@ -260,32 +326,24 @@ impl Channel {
     /// Something with a tag has come for which no operation has begun: the first that has this tag
     /// is next, instead of one that runs and has received nothing. Whether there is one.
     pub(crate) fn prefer(&mut self, tag: u64) -> bool {
+        if !self.waits_for(tag) {
+            return false;
+        }
         let Some(at) = self.queue.iter().position(|queued| queued.description.tag == tag) else {
             return false;
         };
         if self.runs {
-            self.engine.retract();
-            self.number -= 1;
-            self.runs = false;
-            let spans = std::mem::replace(&mut self.operands, Operands::none()).into_spans();
-            if let Some(first) = self.queue.front_mut() {
-                first.spans = Some(spans);
-            }
+            self.retract();
         }
         if let Some(queued) = self.queue.remove(at) {
             self.queue.push_front(queued);
-            self.reordered |= at > 0;
         }
         true
     }
 
     /// The next operation's turn has come: its number, what it is, and its program. `None`: there
     /// is none, or a view is being agreed on.
-    pub(crate) fn begin(
-        &mut self,
-        now_us: u64,
-        wish: Wish,
-    ) -> Option<(u64, Description, u64, Arc<Program>)> {
+    pub(crate) fn begin(&mut self, now_us: u64, wish: Wish) -> Option<Begun> {
         if self.runs {
             return None;
         }
@@ -302,11 +360,12 @@ impl Channel {
                     self.way = Some((way, now_us));
                     let number = self.number;
                     self.number += 1;
-                    return Some((number, description, collective.data().bytes(), program));
+                    let terms = Terms::of(description, &collective, me);
+                    return Some((number, terms, collective.data().bytes(), program));
                 }
                 Err(error) => {
                     let ticket = self.queue.front()?.ticket;
-                    self.refused.push((ticket, error.to_string()));
+                    self.undone.insert(ticket, Undone::Refused(error.to_string()));
                     self.next();
                 }
             }

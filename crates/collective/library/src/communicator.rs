@@ -34,7 +34,8 @@ use crate::span::Span;
 use crate::state::{attend, Idle, Shared, State};
 use crate::status::{Board, Counters, Server, Snapshot};
 
-/// A rank's end of a communicator. Ended when it is dropped, which waits for what is under way.
+/// A rank's end of a communicator. Ended when it is dropped, which waits for what is under way but
+/// receives of which nothing has come ([`Communicator::finalize`]).
 pub struct Communicator {
     shared: Arc<Shared>,
     board: Board,
@@ -279,9 +280,7 @@ impl Communicator {
         memory: Option<Memory>,
     ) -> Result<Request> {
         let mut state = self.shared.lock();
-        if let Some(failure) = state.failure() {
-            return Err(failure.clone().into());
-        }
+        may_begin(&state)?;
         if state.any.waiting() >= self.options.queue {
             return Err(Error::Full(state.any.waiting()));
         }
@@ -296,6 +295,15 @@ impl Communicator {
     pub fn abort(&self) {
         let mut state = self.shared.lock();
         state.break_off(Failure::Aborted { rank: self.me });
+        self.shared.publish(&state);
+    }
+
+    /// Begins nothing more, and says so to the other ranks: an operation with this rank that it has
+    /// not begun ends with an error that names it. Receives of which nothing has come are given up.
+    /// What else is under way goes on. Dropping the communicator does this first.
+    pub fn finalize(&self) {
+        let mut state = self.shared.lock();
+        state.end();
         self.shared.publish(&state);
     }
 
@@ -374,9 +382,7 @@ impl Communicator {
         memory: Option<Memory>,
     ) -> Result<Request> {
         let mut state = self.shared.lock();
-        if let Some(failure) = state.failure() {
-            return Err(failure.clone().into());
-        }
+        may_begin(&state)?;
         let at = state
             .channel(name)
             .ok_or_else(|| Error::Refused(format!("there is no channel {name}")))?;
@@ -464,6 +470,7 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
+        self.finalize();
         let mut idle = Idle::default();
         let mut began = None;
         let (mut state, _) = self.shared.drive();
@@ -489,6 +496,19 @@ impl Drop for Communicator {
         let thread = state.oob.stop();
         drop(state);
         thread.end();
+    }
+}
+
+/// Whether an operation may be begun.
+fn may_begin(state: &State) -> Result<()> {
+    if let Some(failure) = state.failure() {
+        return Err(failure.clone().into());
+    }
+    match state.has_ended() {
+        true => Err(Error::Refused(
+            "the communicator was finalized, and begins nothing more: make another".into(),
+        )),
+        false => Ok(()),
     }
 }
 

@@ -37,6 +37,7 @@ mod communicator;
 mod completions;
 mod conn;
 mod debug;
+mod ending;
 mod env;
 mod error;
 mod group;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use unbroken_collective_protocol::{Failure, Rank};
 
 use crate::anysource::Found;
+use crate::channel::Undone;
 use crate::completions::{Completions, Watch};
 use crate::error::{Error, Result};
 use crate::state::{Idle, Shared, State};
@@ -41,9 +42,9 @@ impl Memory {
 #[derive(Clone)]
 enum Outcome {
     Done,
-    /// It was not even begun.
+    /// It was not even begun, or given up by this rank.
     Refused(String),
-    /// The communicator broke before it was done.
+    /// The communicator broke before it was done, or the other rank of a transfer has left.
     Broken(Failure),
 }
 
@@ -123,7 +124,7 @@ impl Request {
             Place::Channel { channel, ticket } => Some((channel, ticket)),
             Place::Any(number) => match state.any.find(number) {
                 Found::Waits => None,
-                Found::Expired(why) => return Some(Outcome::Refused(why)),
+                Found::Ended(why) => return Some(Outcome::Refused(why)),
                 Found::Bound { channel, ticket, from } => {
                     let _ = self.source.set(from);
                     Some((channel, ticket))
@@ -132,8 +133,11 @@ impl Request {
         };
         match place {
             Some((channel, ticket)) if state.channels[channel].is_over(ticket) => {
-                let refusal = state.channels[channel].refusal(ticket);
-                Some(refusal.map_or(Outcome::Done, Outcome::Refused))
+                Some(match state.channels[channel].why_undone(ticket) {
+                    None => Outcome::Done,
+                    Some(Undone::Refused(why)) => Outcome::Refused(why),
+                    Some(Undone::Left(failure)) => Outcome::Broken(failure),
+                })
             }
             _ => Some(Outcome::Broken(state.failure()?.clone())),
         }
@@ -233,7 +237,7 @@ impl Request {
             Place::Channel { channel, ticket } => Some((channel, ticket)),
             Place::Any(number) => match state.any.find(number) {
                 Found::Bound { channel, ticket, .. } => Some((channel, ticket)),
-                Found::Waits | Found::Expired(_) => None,
+                Found::Waits | Found::Ended(_) => None,
             },
         }
     }

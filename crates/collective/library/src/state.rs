@@ -13,6 +13,7 @@ use unbroken_schedule::{Collective, Fabric, Host as HostShape, Place, Topology};
 use crate::anysource::AnySource;
 use crate::channel::{ends, transfer, Channel, Wish, ALL};
 use crate::conn::Waker;
+use crate::ending::End;
 use crate::env::LibraryEnv;
 use crate::net::{Net, News};
 use crate::oob::{Event, Oob};
@@ -154,6 +155,8 @@ pub(crate) struct State {
     pub(crate) wish: Wish,
     /// Receives from whichever rank sends first.
     pub(crate) any: AnySource,
+    /// What ranks that begin nothing more have begun.
+    pub(super) ends: Vec<Option<End>>,
     /// Of the channel of all.
     config: Config,
     hosts: Vec<HostShape>,
@@ -188,6 +191,7 @@ impl State {
             board,
             wish,
             any: AnySource::default(),
+            ends: vec![None; config.hosts.len()],
             hosts,
             ties: Vec::new(),
             began: now,
@@ -245,7 +249,9 @@ impl State {
         // Two ranks on hosts that make a topology with others make one alone.
         let topology = Topology::new(shapes, places, Fabric::RailOnly).ok()?;
         let config = Config { me, hosts: numbers, ..self.config.clone() };
-        Some(self.open(name, ranks, hosts, config, topology))
+        let at = self.open(name, ranks, hosts, config, topology);
+        self.tell_end(at);
+        Some(at)
     }
 
     /// Sets how long operations may stand still from now on, those that are under way among them.
@@ -310,7 +316,11 @@ impl State {
         }
     }
 
-    fn with<R>(&mut self, at: usize, f: impl FnOnce(&mut Engine, &mut LibraryEnv<'_>) -> R) -> R {
+    pub(crate) fn with<R>(
+        &mut self,
+        at: usize,
+        f: impl FnOnce(&mut Engine, &mut LibraryEnv<'_>) -> R,
+    ) -> R {
         let State { channels, net, oob, notes, board, now_us, .. } = self;
         let Channel { name, ranks, base, engine, operands, .. } = &mut channels[at];
         let me = engine.rank();
@@ -328,29 +338,6 @@ impl State {
     pub(crate) fn greet(&mut self) {
         let (me, ranks) = (self.me, self.ranks());
         Engine::neighbours(me, ranks).for_each(|rank| self.oob.tell(rank, ALL, &Message::Want));
-    }
-
-    /// What others are to know of this rank that has no more to do: why, where operations of all
-    /// ranks cannot go on. That it has left would be taken for the cause where it comes first.
-    fn last_word(&self) -> Word {
-        match self.channels[0].engine.failure() {
-            Some(failure) => Word::Broken(failure.clone()),
-            None => Word::Left { rank: self.me, done: self.channels[0].begun() },
-        }
-    }
-
-    /// This rank has no more to do.
-    pub(crate) fn leave(&mut self) {
-        let last = self.last_word();
-        for at in 0..self.channels.len() {
-            self.with(at, |engine, env| engine.leave(env));
-        }
-        let neighbours: Vec<Rank> = Engine::neighbours(self.me, self.ranks()).collect();
-        for rank in self.oob.connected() {
-            if !neighbours.contains(&rank) {
-                self.oob.tell(rank, ALL, &Message::News(last.clone()));
-            }
-        }
     }
 
     /// Tells engines the time, if they have not been told lately.
@@ -393,6 +380,7 @@ impl State {
             self.advance(at);
         }
         self.match_any();
+        self.forsake_any();
         self.end_if_broken();
         busy |= progress(self) != before;
         if busy {
@@ -423,6 +411,14 @@ impl State {
                     return;
                 };
                 self.with(at, |engine, env| engine.on_message(peer, &message, env));
+                match message {
+                    Message::News(Word::Ends { rank, begun, pairs }) if at == 0 => {
+                        self.ends(rank, begun, pairs);
+                    }
+                    // It has left, perhaps.
+                    Message::News(_) => self.close(at),
+                    _ => {}
+                }
             }
             Event::Gone(rank, _) => self.with(0, |engine, env| engine.on_lost(rank, env)),
         }
@@ -481,6 +477,7 @@ impl State {
     /// Ends the operation of a channel that is done, and begins the next.
     pub(crate) fn advance(&mut self, at: usize) {
         self.choose(at);
+        self.close(at);
         while self.channels[at].is_due() {
             if let Some((way, began_us)) = self.channels[at].end() {
                 self.board.done(self.net.sent_bytes());
@@ -492,14 +489,14 @@ impl State {
                 self.with(at, |engine, env| engine.pump(env));
             }
             self.choose(at);
+            self.close(at);
             let (wish, us) = (self.wish, self.began.elapsed().as_micros() as u64);
-            let Some((number, description, size, program)) = self.channels[at].begin(us, wish)
-            else {
+            let Some((number, terms, size, program)) = self.channels[at].begin(us, wish) else {
                 return;
             };
             self.with(at, |engine, env| {
                 engine.on_time(us, env);
-                engine.start(number, description, size, program, env);
+                engine.start(number, terms, size, program, env);
             });
         }
     }

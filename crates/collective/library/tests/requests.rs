@@ -1,6 +1,8 @@
 //! Operations that are begun and waited for later, in groups and between two ranks, while NICs
 //! fail.
 
+#[path = "requests/ending.rs"]
+mod ending;
 mod ranks;
 
 use std::collections::VecDeque;

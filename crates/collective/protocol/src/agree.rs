@@ -4,11 +4,14 @@
 //! receiver that takes it for something else: what ranks disagree about is never summed. The
 //! receiver then tells all ranks its [`Description`], they tell theirs, and once all are known (or
 //! some time has passed) each rank finds the same first one that differs. Ranks that wait for each
-//! other without exchanging anything find out when they have waited for long.
+//! other without exchanging anything find out when they have waited for long. Where a rank could be
+//! done without having heard of all others, it waits until all agree ([`crate::consent`]).
+
+use std::sync::Arc;
 
 use unbroken_schedule::{Collective, Counts, DataType, Matrix, Operation, ReduceOp};
 
-use crate::message::{Reader, Writer};
+use crate::codec::{Reader, Writer};
 use crate::Rank;
 
 /// What all ranks must agree on. Numbers that an operation does not have are 0.
@@ -22,7 +25,7 @@ pub struct Description {
     /// How it reduces, as one more than a position in [`ReduceOp::ALL`].
     pub reduce: u8,
     /// Its count; of different counts, a digest of them. Those of an AllToAll with a matrix are
-    /// known to no rank in full.
+    /// known to no rank in full ([`Terms::counts`]).
     pub count: u64,
     /// The root; of SendRecv the sender.
     pub root: u32,
@@ -48,6 +51,134 @@ const NAMES: [&str; 9] = [
 /// A split gathers what ranks say of themselves, and is not to be mistaken for an AllGather of the
 /// program's.
 const SPLIT: &str = "CommSplit";
+
+/// What a rank takes an operation for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// What all ranks must agree on.
+    pub description: Description,
+    /// Of an AllToAll with counts of its own for each pair: what this rank sends to each rank, then
+    /// what it awaits from each. Of blocks with a count each: these. Else nothing.
+    pub counts: Arc<[u64]>,
+}
+
+/// How it shows that all ranks agree to an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Agreed {
+    /// Each rank's result depends on what every other one sends.
+    ByData,
+    /// All ranks say so, with this checksum of this one.
+    ByAll(u64),
+    /// Nothing is transferred; the sender says so.
+    BySender {
+        /// The sender.
+        from: Rank,
+        /// The receiver.
+        to: Rank,
+    },
+}
+
+impl Terms {
+    /// What a rank takes a collective for, which is described so.
+    pub fn of(description: Description, collective: &Collective, me: Rank) -> Terms {
+        let counts = match collective.operation() {
+            Operation::AllToAll { counts: Matrix::Each(_) } => {
+                let ranks = collective.ranks();
+                let sends = (0..ranks).map(|peer| collective.pair(me, peer));
+                sends.chain((0..ranks).map(|peer| collective.pair(peer, me))).collect()
+            }
+            Operation::AllGather { counts: Counts::Each(each) }
+            | Operation::ReduceScatter { counts: Counts::Each(each), .. } => each.clone(),
+            _ => Arc::default(),
+        };
+        Terms { description, counts }
+    }
+
+    /// What a rank has said.
+    pub(crate) fn said(description: Description, counts: Vec<u64>) -> Terms {
+        Terms { description, counts: counts.into() }
+    }
+
+    /// Whether each pair of ranks has a count of its own.
+    pub(crate) fn has_pairs(&self) -> bool {
+        self.name() == Some("AllToAll") && !self.counts.is_empty()
+    }
+
+    fn name(&self) -> Option<&'static str> {
+        NAMES.get(usize::from(self.description.operation)).copied()
+    }
+
+    /// What the rank sends to each, and awaits from each.
+    fn pairs(&self) -> Option<(&[u64], &[u64])> {
+        self.has_pairs().then(|| self.counts.split_at(self.counts.len() / 2))
+    }
+
+    /// How it shows that all ranks agree.
+    pub(crate) fn agreed(&self, me: Rank) -> Agreed {
+        let Description { count, root, to, .. } = self.description;
+        match self.name() {
+            Some("Barrier" | SPLIT) => Agreed::ByData,
+            Some("SendRecv") if count == 0 && root != to => {
+                Agreed::BySender { from: root as Rank, to: to as Rank }
+            }
+            Some("SendRecv") => Agreed::ByData,
+            Some("Broadcast" | "Reduce") => Agreed::ByAll(0),
+            _ if self.has_pairs() => Agreed::ByAll(self.checksum(me)),
+            _ if self.counts.contains(&0) => Agreed::ByAll(0),
+            _ if self.counts.is_empty() && count == 0 => Agreed::ByAll(0),
+            _ => Agreed::ByData,
+        }
+    }
+
+    /// What comes to 0 over all ranks, if every pair agrees.
+    fn checksum(&self, me: Rank) -> u64 {
+        let Some((sends, awaits)) = self.pairs() else { return 0 };
+        let of = |from: Rank, to: Rank, count: u64| match count {
+            0 => 0,
+            _ => digest([from as u64, to as u64, count].into_iter()),
+        };
+        let sum = |counts: &[u64], of: &dyn Fn(Rank, u64) -> u64| {
+            let each = counts.iter().enumerate().map(|(peer, count)| of(peer, *count));
+            each.fold(0u64, u64::wrapping_add)
+        };
+        let sent = sum(sends, &|peer, count| of(me, peer, count));
+        sent.wrapping_sub(sum(awaits, &|peer, count| of(peer, me, count)))
+    }
+
+    pub(crate) fn encode(&self, w: &mut Writer) {
+        self.description.encode(w);
+        w.numbers(&self.counts);
+    }
+
+    pub(crate) fn decode(r: &mut Reader<'_>) -> Option<Terms> {
+        Some(Terms::said(Description::decode(r)?, r.list(Reader::u64)?))
+    }
+}
+
+/// A pair that does not agree about what it exchanges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Unequal {
+    pub(crate) from: Rank,
+    pub(crate) to: Rank,
+    pub(crate) sent: u64,
+    pub(crate) awaited: u64,
+}
+
+/// The first pair that does not agree, of the ranks that are known.
+pub(crate) fn first_unequal_pair(known: &[Option<Terms>]) -> Option<Unequal> {
+    let pairs: Vec<_> = known.iter().map(|terms| terms.as_ref().and_then(Terms::pairs)).collect();
+    for (from, sender) in pairs.iter().enumerate() {
+        for (to, receiver) in pairs.iter().enumerate() {
+            let (Some((sends, _)), Some((_, awaits))) = (sender, receiver) else { continue };
+            // A rank may say anything.
+            let (Some(sent), Some(awaited)) = (sends.get(to), awaits.get(from)) else { continue };
+            if sent != awaited {
+                return Some(Unequal { from, to, sent: *sent, awaited: *awaited });
+            }
+        }
+    }
+    None
+}
 
 /// FNV-1a.
 fn digest(words: impl Iterator<Item = u64>) -> u64 {
@@ -172,8 +303,9 @@ impl std::fmt::Display for Description {
 
 /// The first rank whose description differs from that of the lowest rank that is known, and that
 /// rank.
-pub fn first_that_differs(known: &[Option<Description>]) -> Option<(Rank, Rank)> {
-    let mut known = known.iter().enumerate().filter_map(|(rank, d)| d.map(|d| (rank, d)));
+pub fn first_that_differs(known: &[Option<Terms>]) -> Option<(Rank, Rank)> {
+    let mut known =
+        known.iter().enumerate().filter_map(|(rank, t)| Some((rank, t.as_ref()?.description)));
     let (lowest, first) = known.next()?;
     known.find(|(_, d)| *d != first).map(|(rank, _)| (lowest, rank))
 }
@@ -201,10 +333,12 @@ mod tests {
         ];
         for b in others {
             assert_ne!(a.digest(), b.digest(), "{b}");
-            assert_eq!(first_that_differs(&[None, Some(a), Some(a), Some(b)]), Some((1, 3)));
+            let said = |d| Some(Terms::said(d, Vec::new()));
+            assert_eq!(first_that_differs(&[None, said(a), said(a), said(b)]), Some((1, 3)));
         }
         assert_eq!(a.to_string(), "AllReduce of 5 F32, Sum");
-        assert_eq!(first_that_differs(&[Some(a), None, Some(a)]), None);
+        let said = Some(Terms::said(a, Vec::new()));
+        assert_eq!(first_that_differs(&[said.clone(), None, said]), None);
         let split = Description::split();
         assert_ne!(split.digest(), a.digest());
         assert_eq!(split.to_string(), "CommSplit");
@@ -225,5 +359,73 @@ mod tests {
         };
         assert_eq!(new(true), new(false));
         assert_eq!(new(true).to_string(), "Broadcast of 5 U8, root 2");
+    }
+
+    fn all_to_all(me: Rank, matrix: &[u64]) -> Terms {
+        let ranks = matrix.len().isqrt();
+        let operation = Operation::AllToAll { counts: Matrix::Each(matrix.into()) };
+        let collective = Collective::new(operation, DataType::U8, false, ranks).unwrap();
+        Terms::of(Description::of(&collective), &collective, me)
+    }
+
+    fn sum(terms: &[Option<Terms>]) -> u64 {
+        let of = |(me, terms): (Rank, &Option<Terms>)| match terms.as_ref().unwrap().agreed(me) {
+            Agreed::ByAll(sum) => sum,
+            other => panic!("{other:?}"),
+        };
+        terms.iter().enumerate().map(of).fold(0, u64::wrapping_add)
+    }
+
+    #[test]
+    fn a_pair_that_does_not_agree_shows_in_the_sum_and_is_named() {
+        let right = [0, 3, 0, 7, 1, 0, 0, 2, 5];
+        let mut said: Vec<_> = (0..3).map(|me| Some(all_to_all(me, &right))).collect();
+        assert_eq!((sum(&said), first_unequal_pair(&said)), (0, None));
+        // Rank 2 awaits what rank 0 does not send.
+        let mut wrong = right;
+        wrong[2] = 4;
+        said[2] = Some(all_to_all(2, &wrong));
+        assert_ne!(sum(&said), 0);
+        let unequal = Unequal { from: 0, to: 2, sent: 0, awaited: 4 };
+        assert_eq!(first_unequal_pair(&said), Some(unequal));
+        said[0] = None;
+        assert_eq!(first_unequal_pair(&said), None, "it has not spoken");
+        said[0] = Some(Terms::said(said[1].as_ref().unwrap().description, vec![9]));
+        assert_eq!(first_unequal_pair(&said), None, "what it says is short");
+    }
+
+    /// Where a rank could be done without the others, they are asked.
+    #[test]
+    fn ranks_are_asked_where_data_does_not_show_that_they_agree() {
+        let of = |operation| {
+            let collective = Collective::new(operation, DataType::F32, false, 3).unwrap();
+            Terms::of(Description::of(&collective), &collective, 1).agreed(1)
+        };
+        let op = ReduceOp::Sum;
+        let counts = |each: &[u64]| Counts::Each(each.into());
+        for asked in [
+            Operation::Broadcast { root: 1, count: 5 },
+            Operation::Reduce { op, root: 0, count: 5 },
+            Operation::AllReduce { op, count: 0 },
+            Operation::AllGather { counts: Counts::Equal(0) },
+            Operation::AllGather { counts: counts(&[2, 0, 2]) },
+            Operation::ReduceScatter { op, counts: counts(&[2, 0, 2]) },
+            Operation::AllToAll { counts: Matrix::Equal(0) },
+            Operation::AllToAll { counts: Matrix::Each([0; 9].into()) },
+        ] {
+            assert_eq!(of(asked.clone()), Agreed::ByAll(0), "{asked:?}");
+        }
+        for shown in [
+            Operation::AllReduce { op, count: 1 },
+            Operation::AllGather { counts: counts(&[2, 1, 2]) },
+            Operation::ReduceScatter { op, counts: Counts::Equal(1) },
+            Operation::AllToAll { counts: Matrix::Equal(1) },
+            Operation::SendRecv { from: 0, to: 1, count: 1 },
+            Operation::Barrier,
+        ] {
+            assert_eq!(of(shown.clone()), Agreed::ByData, "{shown:?}");
+        }
+        let empty = of(Operation::SendRecv { from: 2, to: 1, count: 0 });
+        assert_eq!(empty, Agreed::BySender { from: 2, to: 1 });
     }
 }

@@ -1,6 +1,7 @@
 //! What comes to a rank: the part of an [`Engine`] that uses frames in the order of their numbers,
 //! as far as they belong to the operation that runs.
 
+use crate::consent::Consent;
 use crate::engine::Engine;
 use crate::env::{Bytes, Env, Slot};
 use crate::frame::{FrameKind, Header, Notice, MEMORY};
@@ -46,7 +47,7 @@ impl Engine {
             let seq = self.peers[peer].incoming[at].next()?;
             let header = Header::decode(&env.header(Slot { peer, stream: self.rail(at), seq }))?;
             let meant =
-                header.seq == seq && header.operation == number && header.kind == FrameKind::Data;
+                header.seq == seq && header.operation == number && header.kind != FrameKind::Used;
             meant.then_some(header.tag)
         })
     }
@@ -85,7 +86,7 @@ impl Engine {
                 Some(run) if header.operation != run.number => return,
                 // Another receive is meant, which may be asked for yet: its caller chooses again,
                 // or it is an error when time is over.
-                Some(run) if header.kind == FrameKind::Data && header.tag != run.tag => {
+                Some(run) if header.kind != FrameKind::Used && header.tag != run.tag => {
                     self.misfit = Some(header.tag);
                     return;
                 }
@@ -94,9 +95,16 @@ impl Engine {
                 {
                     return self.tell_takes(header.operation, env);
                 }
-                Some(_) => {
+                Some(run) => {
+                    let has_pairs = run.has_pairs;
                     if !self.take(peer, stream, &header, env) {
-                        return self.broke(peer, 10, env);
+                        if !has_pairs {
+                            return self.broke(peer, 10, env);
+                        }
+                        // The two may not agree about what the one sends the other. It stays where
+                        // it is.
+                        self.puzzle = Some((header.operation, peer, 10));
+                        return self.tell_takes(header.operation, env);
                     }
                 }
             }
@@ -127,6 +135,17 @@ impl Engine {
                 }
                 None => false,
             },
+            FrameKind::Agrees => {
+                let consent = run.consent.as_mut();
+                let told = consent.and_then(|c| c.hear(peer, header.message, header.offset));
+                match told {
+                    Some(told) => {
+                        self.say(&run, told);
+                        true
+                    }
+                    None => false,
+                }
+            }
             FrameKind::Data => match run.take(peer, header) {
                 Some(taken) => {
                     let to = Bytes {
@@ -146,7 +165,11 @@ impl Engine {
                 None => false,
             },
         };
+        let differs = run.consent.as_ref().is_some_and(Consent::differs);
         self.run = Some(run);
+        if differs {
+            self.tell_takes(header.operation, env);
+        }
         fits
     }
 }

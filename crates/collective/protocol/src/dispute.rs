@@ -1,7 +1,7 @@
 //! Ranks that take an operation for different things: the part of an [`Engine`] that asks around
 //! and judges ([`crate::agree`]).
 
-use crate::agree::{first_that_differs, Description};
+use crate::agree::{first_that_differs, first_unequal_pair, Terms, Unequal};
 use crate::engine::{Engine, HISTORY};
 use crate::env::Env;
 use crate::message::News;
@@ -11,10 +11,10 @@ use crate::{Failure, Rank};
 const DISPUTE_US: u64 = 1_000_000;
 
 impl Engine {
-    pub(crate) fn hear(&mut self, rank: Rank, number: u64, description: Description) {
+    pub(crate) fn hear(&mut self, rank: Rank, number: u64, terms: Terms) {
         let ranks = self.peers.len();
         if rank < ranks {
-            self.said.entry(number).or_insert_with(|| vec![None; ranks])[rank] = Some(description);
+            self.said.entry(number).or_insert_with(|| vec![None; ranks])[rank] = Some(terms);
             if self.said.len() > HISTORY {
                 self.said.pop_first();
             }
@@ -23,8 +23,7 @@ impl Engine {
 
     /// Tells all what this rank takes an operation for, once.
     pub(crate) fn tell_takes(&mut self, number: u64, env: &mut impl Env) {
-        let Some((_, description)) = self.history.iter().find(|(n, _)| *n == number).copied()
-        else {
+        let Some((_, terms)) = self.history.iter().find(|(n, _)| *n == number).cloned() else {
             return;
         };
         if self.told.insert(number, self.now_us).is_some() {
@@ -34,8 +33,8 @@ impl Engine {
             self.told.pop_first();
         }
         let rank = self.config.me;
-        self.hear(rank, number, description);
-        self.spread(None, &News::Takes { rank, number, description }, env);
+        self.hear(rank, number, terms.clone());
+        self.spread(None, &News::Takes { rank, number, terms }, env);
         self.judge(number, env);
     }
 
@@ -51,20 +50,37 @@ impl Engine {
     pub(crate) fn judge(&mut self, number: u64, env: &mut impl Env) {
         let Some(said) = self.said.get(&number) else { return };
         let waited = self.told.get(&number).is_some_and(|since| self.now_us > since + DISPUTE_US);
-        if !waited && said.iter().any(Option::is_none) {
+        let complete = said.iter().all(Option::is_some);
+        if !waited && !complete {
             return;
         }
         match differs(number, said) {
             // The receive that is meant may be asked for yet, until time is over.
             Some(Failure::Differs { its, others, .. }) if its.tag != others.tag => {}
             Some(failure) => self.fail(failure, env),
-            None => {}
+            None => {
+                // All take it for the same, and yet something came that does not belong to it.
+                let puzzle = self.puzzle.filter(|(of, ..)| complete && *of == number);
+                if let Some((_, rank, what)) = puzzle {
+                    self.broke(rank, what, env);
+                }
+            }
         }
     }
 }
 
 /// Who differs, of what was said of an operation.
-pub(crate) fn differs(number: u64, said: &[Option<Description>]) -> Option<Failure> {
-    let (first, other) = first_that_differs(said)?;
-    Some(Failure::Differs { number, first, its: said[first]?, other, others: said[other]? })
+pub(crate) fn differs(number: u64, said: &[Option<Terms>]) -> Option<Failure> {
+    let of = |rank: Rank| said[rank].as_ref().map(|terms| terms.description);
+    if let Some((first, other)) = first_that_differs(said) {
+        return Some(Failure::Differs {
+            number,
+            first,
+            its: of(first)?,
+            other,
+            others: of(other)?,
+        });
+    }
+    let Unequal { from, to, sent, awaited } = first_unequal_pair(said)?;
+    Some(Failure::Counts { number, data: of(from)?.data, from, to, sent, awaited })
 }

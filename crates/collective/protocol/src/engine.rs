@@ -10,10 +10,11 @@ use std::sync::Arc;
 
 use unbroken_schedule::Program;
 
-use crate::agree::Description;
+use crate::agree::Terms;
+use crate::consent::Consent;
 use crate::dispute::differs;
 use crate::env::{Bytes, Env};
-use crate::frame::{CROSS, MEMORY, OUT_OF_BAND};
+use crate::frame::{FrameKind, Header, CROSS, MEMORY, OUT_OF_BAND};
 use crate::message::{Message, News};
 use crate::mutants::{left_out, Mutant};
 use crate::paths::{Peer, State, DETOURS};
@@ -80,12 +81,17 @@ pub struct Engine {
     seen: (u64, u64),
     asked: bool,
     /// What this rank took operations for.
-    pub(crate) history: VecDeque<(u64, Description)>,
+    pub(crate) history: VecDeque<(u64, Terms)>,
     /// What ranks have said, by operation.
-    pub(crate) said: BTreeMap<u64, Vec<Option<Description>>>,
+    pub(crate) said: BTreeMap<u64, Vec<Option<Terms>>>,
     /// Operations whose description all were told.
     pub(crate) told: BTreeMap<u64, u64>,
     pub(crate) left: Vec<Option<u64>>,
+    /// Operations that ranks begin, of those that begin no more.
+    ends: Vec<Option<u64>>,
+    /// An operation of which something has come that does not belong to it as it is taken here: from
+    /// whom, and what, for developers.
+    pub(crate) puzzle: Option<(u64, Rank, u32)>,
     /// Operations of all ranks that were done.
     pub(crate) done: u64,
     pub(crate) begun: u64,
@@ -114,6 +120,8 @@ impl Engine {
             said: BTreeMap::new(),
             told: BTreeMap::new(),
             left: vec![None; ranks],
+            ends: vec![None; ranks],
+            puzzle: None,
             done: 0,
             begun: 0,
             views: Views::new(1 + config.hosts.iter().max().map_or(0, |h| *h as usize)),
@@ -201,7 +209,7 @@ impl Engine {
     pub fn start(
         &mut self,
         number: u64,
-        description: Description,
+        terms: Terms,
         element_bytes: u64,
         program: Arc<Program>,
         env: &mut impl Env,
@@ -209,18 +217,28 @@ impl Engine {
         debug_assert!(!self.is_busy());
         self.begun = self.begun.max(number + 1);
         let paths = (self.config.hosts.len() * usize::from(self.config.rails)) as u64;
-        let mut run =
-            Run::new(number, description.digest(), self.config.me, element_bytes, paths, program);
-        run.tag = description.tag;
+        let me = self.config.me;
+        let digest = terms.description.digest();
+        let mut run = Run::new(number, digest, me, element_bytes, paths, program);
+        run.tag = terms.description.tag;
+        run.has_pairs = terms.has_pairs();
+        if !left_out!(self.config.mutant, NoConsent) {
+            run.consent = Consent::of(&terms.agreed(me), me, self.peers.len());
+        }
         self.misfit = None;
-        self.history.push_back((number, description));
+        self.history.push_back((number, terms));
         if self.history.len() > HISTORY {
             self.history.pop_front();
         }
         self.turns.iter_mut().for_each(VecDeque::clear);
-        let peers: Vec<Rank> = run.lanes.iter().filter(|l| l.outgoing).map(|l| l.peer).collect();
+        let to = run.lanes.iter().filter(|lane| lane.outgoing).map(|lane| lane.peer);
+        let peers: Vec<Rank> = to.chain(run.consent.iter().flat_map(Consent::listeners)).collect();
         peers.into_iter().for_each(|peer| self.want_paths(peer, env));
         self.ready.extend(run.first());
+        if let Some(consent) = &mut run.consent {
+            let told = consent.begin();
+            self.say(&run, told);
+        }
         self.run = Some(run);
         self.seen = (self.progress, self.now_us);
         self.asked = false;
@@ -242,8 +260,8 @@ impl Engine {
         self.misfit
     }
 
-    /// Takes an operation back of which nothing was received ([`Engine::misfit`]): another one
-    /// begins under its number.
+    /// Takes an operation back of which nothing was received ([`Engine::misfit`],
+    /// [`Engine::is_untouched`]): another one may begin under its number.
     pub fn retract(&mut self) {
         let Some(run) = self.run.take() else { return };
         self.misfit = None;
@@ -291,7 +309,18 @@ impl Engine {
     pub(crate) fn received(&mut self, run: &mut Run, step: u32) {
         if let Some((peer, stream, lane, used)) = run.tells_used(step) {
             let at = self.index(stream);
-            self.peers[peer].outgoing[at].control.push_back((run.number, run.digest, lane, used));
+            self.peers[peer].outgoing[at].control.push_back(Header {
+                kind: FrameKind::Used,
+                seq: 0,
+                operation: run.number,
+                digest: run.digest,
+                lane,
+                message: used,
+                offset: 0,
+                total: 0,
+                len: 0,
+                tag: 0,
+            });
         }
         run.finish(step, &mut self.ready);
     }
@@ -355,8 +384,9 @@ impl Engine {
                     self.views.void();
                 }
             }
-            News::Takes { rank, number, description } => {
-                self.hear(*rank, *number, *description);
+            News::Ends { rank, begun, .. } => self.set_end(*rank, *begun),
+            News::Takes { rank, number, terms } => {
+                self.hear(*rank, *number, terms.clone());
                 if self.history.iter().any(|(n, _)| n == number) {
                     self.tell_takes(*number, env);
                     self.judge(*number, env);
@@ -377,11 +407,32 @@ impl Engine {
         }
     }
 
-    /// A rank that has left before the operation that is next to be done here.
-    pub(crate) fn who_left(&self) -> Option<(Rank, u64)> {
-        let mut left =
-            self.left.iter().enumerate().filter_map(|(rank, done)| done.map(|done| (rank, done)));
-        left.find(|(_, done)| *done < self.done + 1)
+    /// A rank that does not take part in the operation that is next to be done here, since it has
+    /// left before, or is about to; how many it does.
+    pub fn who_left(&self) -> Option<(Rank, u64)> {
+        let does = |rank: Rank| self.left[rank].into_iter().chain(self.ends[rank]).min();
+        let mut known = (0..self.left.len()).filter_map(|rank| Some((rank, does(rank)?)));
+        known.find(|(_, does)| *does < self.done + 1)
+    }
+
+    /// A rank begins no more operations than these.
+    pub fn set_end(&mut self, rank: Rank, begun: u64) {
+        if let Some(end) = self.ends.get_mut(rank) {
+            *end = Some(begun);
+        }
+    }
+
+    /// This rank begins no more operations than these of all ranks, and these between two
+    /// ([`News::Ends`]).
+    pub fn end(&mut self, begun: u64, pairs: Vec<(Rank, u64, u64)>, env: &mut impl Env) {
+        if self.failure.is_none() {
+            self.spread(None, &News::Ends { rank: self.config.me, begun, pairs }, env);
+        }
+    }
+
+    /// Whether nothing of the operation that runs has come. It can be taken back then.
+    pub fn is_untouched(&self) -> bool {
+        self.run.as_ref().is_none_or(Run::is_untouched)
     }
 
     /// This rank has no more to do.

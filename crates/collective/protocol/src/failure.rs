@@ -3,7 +3,7 @@
 use thiserror::Error;
 
 use crate::agree::Description;
-use crate::message::{Reader, Writer};
+use crate::codec::{Reader, Writer};
 use crate::Rank;
 
 /// Why a communicator is broken.
@@ -25,6 +25,25 @@ pub enum Failure {
         other: Rank,
         /// What it has.
         others: Description,
+    },
+    /// A rank sends another more than that awaits, or less.
+    #[error(
+        "operation {number} is not the same at all ranks: rank {from} sends {sent} {} to rank {to}, \
+         which awaits {awaited}", elements(*.data)
+    )]
+    Counts {
+        /// The operation.
+        number: u64,
+        /// Its type, as a position in `DataType::ALL`.
+        data: u8,
+        /// The sender.
+        from: Rank,
+        /// The receiver.
+        to: Rank,
+        /// Elements that the sender has for it.
+        sent: u64,
+        /// Elements that the receiver awaits.
+        awaited: u64,
     },
     /// A process is gone.
     #[error("the process of rank {rank} is gone")]
@@ -89,6 +108,12 @@ pub enum Failure {
     },
 }
 
+/// Elements of a type, as a description has them.
+fn elements(data: u8) -> String {
+    let data = unbroken_schedule::DataType::ALL.get(usize::from(data));
+    data.map_or("elements".into(), |data| format!("{data:?}"))
+}
+
 /// Ranks that are named; of more it is said how many.
 const NAMED: usize = 16;
 
@@ -124,6 +149,9 @@ impl Failure {
                 other: n(other),
                 others: others.renumbered(of),
             },
+            Failure::Counts { number, data, from, to, sent, awaited } => {
+                Failure::Counts { number, data, from: n(from), to: n(to), sent, awaited }
+            }
             Failure::Lost { rank } => Failure::Lost { rank: n(rank) },
             Failure::Left { rank, done } => Failure::Left { rank: n(rank), done },
             Failure::Aborted { rank } => Failure::Aborted { rank: n(rank) },
@@ -163,6 +191,9 @@ impl Failure {
             Failure::Aborted { rank } => {
                 w.u8(6).rank(*rank);
             }
+            Failure::Counts { number, data, from, to, sent, awaited } => {
+                w.u8(7).u64(*number).u8(*data).rank(*from).rank(*to).u64(*sent).u64(*awaited);
+            }
         }
     }
 
@@ -184,6 +215,14 @@ impl Failure {
             4 => Failure::Parted { a: r.rank()?, b: r.rank()?, seconds: r.u32()? },
             5 => Failure::Broke { rank: r.rank()?, by: r.rank()?, what: r.u32()? },
             6 => Failure::Aborted { rank: r.rank()? },
+            7 => Failure::Counts {
+                number: r.u64()?,
+                data: r.u8()?,
+                from: r.rank()?,
+                to: r.rank()?,
+                sent: r.u64()?,
+                awaited: r.u64()?,
+            },
             _ => return None,
         })
     }

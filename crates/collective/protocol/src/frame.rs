@@ -26,6 +26,9 @@ pub enum FrameKind {
     /// So many messages (`message`) of the lane, on the way to the frame's sender, have been used
     /// by now.
     Used,
+    /// The sender agrees to the operation ([`crate::consent`]), with a checksum (`offset`). It goes
+    /// towards rank 0 (`message` 0), or comes from there (1).
+    Agrees,
 }
 
 /// The head of a frame.
@@ -49,7 +52,7 @@ pub struct Header {
     pub total: u64,
     /// Bytes of the payload.
     pub len: u32,
-    /// Of data, the tag that the operation was sent with; 0 of operations that have none.
+    /// The tag that the operation was sent with; 0 of operations that have none.
     pub tag: u64,
 }
 
@@ -80,6 +83,7 @@ impl Header {
         let kind = match bytes[4] {
             0 => FrameKind::Data,
             1 => FrameKind::Used,
+            2 => FrameKind::Agrees,
             _ => return None,
         };
         (four(0) == MAGIC).then(|| Header {

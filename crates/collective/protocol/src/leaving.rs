@@ -91,29 +91,18 @@ impl Engine {
         }
     }
 
-    /// Puts into slots what the peer wants to hear of messages that were used.
+    /// Puts into slots what the peer wants to hear of messages that were used, and of agreement.
     fn pump_control(&mut self, peer: Rank, at: usize, env: &mut impl Env) {
         let stream = self.rail(at);
         let out = &mut self.peers[peer].outgoing[at];
-        while let Some((operation, digest, lane, used)) = out.control.front().copied() {
-            if !out.tx.has_room() {
+        while let Some(header) = out.control.front().copied() {
+            // Slots are there once a path is.
+            if !out.tx.has_room() || out.tx.carrier().is_none() {
                 return;
             }
             out.control.pop_front();
-            let seq = out.tx.next();
-            let header = Header {
-                kind: FrameKind::Used,
-                seq,
-                operation,
-                digest,
-                lane,
-                message: used,
-                offset: 0,
-                total: 0,
-                len: 0,
-                tag: 0,
-            };
-            env.stage(Slot { peer, stream, seq }, &header, None);
+            let header = Header { seq: out.tx.next(), ..header };
+            env.stage(Slot { peer, stream, seq: header.seq }, &header, None);
             out.tx.stage(HEADER_BYTES as u32);
         }
     }

@@ -13,7 +13,8 @@
 //! - [`engine`]: an operation and its steps; `leaving`: what is in line, who takes turns;
 //!   `arriving`: what has come. [`paths`]: how a path between two ranks is made, fails, and is made
 //!   again. `detours`: what joins ranks that have no rail in common.
-//! - [`agree`]: ranks that ask for different operations. [`locate`]: where a failure is.
+//! - [`agree`]: ranks that ask for different operations; [`consent`]: how they find out where data
+//!   does not show it. [`locate`]: where a failure is.
 //!   [`message`]: what is said out of band.
 //! - [`views`]: what all plan with, a [`picture`] of NICs; `meter`, `rates`,
 //!   `measure`: how fast they are. [`reduce`]: reductions of bytes, fast.
@@ -59,7 +60,8 @@
 //!    Nothing behind them belongs to an earlier one.
 //! 4. A receiver always takes what belongs to the operation that runs: at most a lane's room of
 //!    messages ([`run`]) lies aside. So streams that several lanes share never block each other.
-//! 5. What ranks disagree about is not summed: a frame whose digest differs is not taken.
+//! 5. What ranks disagree about is not summed: a frame whose digest differs is not taken. No rank is
+//!    done with an operation of all before all are known to agree to it.
 //!
 //! # Failure cases
 //!
@@ -74,12 +76,14 @@
 //!   by its neighbours out of band.
 //! - *A process dies*: an error at all ranks that names it. *Out of band is lost*: the same; data
 //!   alone is never taken for a sign of life.
-//! - *A rank leaves*: what it sent stays good; an operation that it has not done is an error that
-//!   names it.
+//! - *A rank leaves*: before it waits for what it has begun, it says how much that is; what it sent
+//!   stays good; an operation that it does not do is an error that names it.
 #![forbid(unsafe_code)]
 
 pub mod agree;
 mod arriving;
+mod codec;
+pub mod consent;
 mod detours;
 mod dispute;
 pub mod engine;

@@ -15,7 +15,7 @@
 //!
 //! Without a third host a cable and the switch cannot be told apart: the verdict is *between*.
 
-use crate::message::{Reader, Writer};
+use crate::codec::{Reader, Writer};
 use crate::Rank;
 
 /// What came of a probe.

@@ -4,15 +4,11 @@
 //! As bytes: a tag, numbers in little-endian order, and byte strings behind their length. Nothing
 //! is believed of a length: what does not fit the bytes that came is no message.
 
-use crate::agree::Description;
+use crate::agree::Terms;
+use crate::codec::{Reader, Writer};
 use crate::locate::{Place, Verdict};
 use crate::picture::{Picture, Report};
 use crate::{Failure, Rank};
-
-/// The longest byte string of a message.
-const MAX_BYTES: usize = 1 << 15;
-/// The longest list of a message.
-const MAX_LIST: usize = 1 << 16;
 
 /// From one rank to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,7 +107,17 @@ pub enum News {
         /// The operation.
         number: u64,
         /// What it takes it for.
-        description: Description,
+        terms: Terms,
+    },
+    /// A rank begins no more operations than these, and leaves when they are done.
+    Ends {
+        /// The rank.
+        rank: Rank,
+        /// Operations of all ranks that it has begun, or will begin.
+        begun: u64,
+        /// The same of operations between two ranks: with whom, how many it sends, how many it
+        /// receives. With others there are none.
+        pairs: Vec<(Rank, u64, u64)>,
     },
     /// What is wrong with a path, or is no more.
     Verdict(Verdict),
@@ -187,76 +193,6 @@ pub enum Probe {
         /// The prober's number for it.
         id: u32,
     },
-}
-
-/// Bytes in the making.
-#[derive(Default)]
-pub(crate) struct Writer(pub(crate) Vec<u8>);
-
-impl Writer {
-    pub(crate) fn u8(&mut self, n: u8) -> &mut Self {
-        self.0.push(n);
-        self
-    }
-
-    pub(crate) fn u32(&mut self, n: u32) -> &mut Self {
-        self.0.extend(n.to_le_bytes());
-        self
-    }
-
-    pub(crate) fn u64(&mut self, n: u64) -> &mut Self {
-        self.0.extend(n.to_le_bytes());
-        self
-    }
-
-    pub(crate) fn rank(&mut self, rank: Rank) -> &mut Self {
-        self.u32(rank as u32)
-    }
-
-    pub(crate) fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
-        let bytes = &bytes[..bytes.len().min(MAX_BYTES)];
-        self.u32(bytes.len() as u32);
-        self.0.extend(bytes);
-        self
-    }
-}
-
-/// Bytes that came.
-pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
-
-impl Reader<'_> {
-    fn take(&mut self, len: usize) -> Option<&[u8]> {
-        let (head, rest) = self.0.split_at_checked(len)?;
-        self.0 = rest;
-        Some(head)
-    }
-
-    pub(crate) fn u8(&mut self) -> Option<u8> {
-        self.take(1).map(|b| b[0])
-    }
-
-    pub(crate) fn u32(&mut self) -> Option<u32> {
-        self.take(4)?.try_into().ok().map(u32::from_le_bytes)
-    }
-
-    pub(crate) fn u64(&mut self) -> Option<u64> {
-        self.take(8)?.try_into().ok().map(u64::from_le_bytes)
-    }
-
-    pub(crate) fn rank(&mut self) -> Option<Rank> {
-        self.u32().map(|r| r as usize)
-    }
-
-    pub(crate) fn bytes(&mut self) -> Option<Vec<u8>> {
-        let len = self.u32()? as usize;
-        (len <= MAX_BYTES).then(|| self.take(len).map(<[u8]>::to_vec))?
-    }
-
-    pub(crate) fn list<T>(&mut self, each: impl Fn(&mut Self) -> Option<T>) -> Option<Vec<T>> {
-        let len = self.u32()? as usize;
-        // An element has a byte at least.
-        (len <= MAX_LIST.min(self.0.len())).then(|| (0..len).map(|_| each(self)).collect())?
-    }
 }
 
 impl Message {
@@ -344,8 +280,8 @@ impl News {
             News::Left { rank, done } => {
                 w.u8(1).rank(*rank).u64(*done);
             }
-            News::Takes { rank, number, description } => {
-                description.encode(w.u8(2).rank(*rank).u64(*number));
+            News::Takes { rank, number, terms } => {
+                terms.encode(w.u8(2).rank(*rank).u64(*number));
             }
             News::Verdict(verdict) => verdict.encode(w.u8(3)),
             News::Propose { view, picture } => picture.encode(w.u8(4).u32(*view)),
@@ -356,6 +292,12 @@ impl News {
                 w.u8(6).u32(*view).u64(*from);
             }
             News::Healed { place } => place.encode(w.u8(7)),
+            News::Ends { rank, begun, pairs } => {
+                w.u8(8).rank(*rank).u64(*begun).u32(pairs.len() as u32);
+                pairs.iter().for_each(|(peer, sends, receives)| {
+                    w.rank(*peer).u64(*sends).u64(*receives);
+                });
+            }
         }
     }
 
@@ -363,16 +305,17 @@ impl News {
         Some(match r.u8()? {
             0 => News::Broken(Failure::decode(r)?),
             1 => News::Left { rank: r.rank()?, done: r.u64()? },
-            2 => News::Takes {
-                rank: r.rank()?,
-                number: r.u64()?,
-                description: Description::decode(r)?,
-            },
+            2 => News::Takes { rank: r.rank()?, number: r.u64()?, terms: Terms::decode(r)? },
             3 => News::Verdict(Verdict::decode(r)?),
             4 => News::Propose { view: r.u32()?, picture: Picture::decode(r)? },
             5 => News::Holds { rank: r.rank()?, view: r.u32()?, begun: r.u64()? },
             6 => News::Agreed { view: r.u32()?, from: r.u64()? },
             7 => News::Healed { place: Place::decode(r)? },
+            8 => News::Ends {
+                rank: r.rank()?,
+                begun: r.u64()?,
+                pairs: r.list(|r| Some((r.rank()?, r.u64()?, r.u64()?)))?,
+            },
             _ => return None,
         })
     }
@@ -410,6 +353,7 @@ impl Probe {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::agree::Description;
     use crate::locate::{Fault, Outcome};
     use proptest::prelude::*;
 
@@ -431,12 +375,22 @@ mod tests {
         )
     }
 
+    fn terms() -> impl Strategy<Value = Terms> {
+        (description(), prop::collection::vec(any::<u64>(), 0..9))
+            .prop_map(|(description, counts)| Terms::said(description, counts))
+    }
+
     fn failure() -> impl Strategy<Value = Failure> {
         let ranks = || (0usize..1 << 20, 0usize..1 << 20);
         prop_oneof![
             (any::<u64>(), ranks(), description(), description()).prop_map(
                 |(number, (first, other), its, others)| {
                     Failure::Differs { number, first, its, other, others }
+                }
+            ),
+            (any::<(u64, u8, u64, u64)>(), ranks()).prop_map(
+                |((number, data, sent, awaited), (from, to))| {
+                    Failure::Counts { number, data, from, to, sent, awaited }
                 }
             ),
             ranks().prop_map(|(rank, _)| Failure::Lost { rank }),
@@ -476,8 +430,17 @@ mod tests {
         prop_oneof![
             failure().prop_map(News::Broken),
             (rank(), any::<u64>()).prop_map(|(rank, done)| News::Left { rank, done }),
-            (rank(), any::<u64>(), description())
-                .prop_map(|(rank, number, description)| News::Takes { rank, number, description }),
+            (rank(), any::<u64>(), terms()).prop_map(|(rank, number, terms)| News::Takes {
+                rank,
+                number,
+                terms
+            }),
+            (
+                rank(),
+                any::<u64>(),
+                prop::collection::vec((rank(), any::<u64>(), any::<u64>()), 0..9)
+            )
+                .prop_map(|(rank, begun, pairs)| News::Ends { rank, begun, pairs }),
             (rank(), fault()).prop_map(|(by, fault)| News::Verdict(Verdict { by, fault })),
             (any::<u32>(), picture()).prop_map(|(view, picture)| News::Propose { view, picture }),
             (rank(), any::<(u32, u64)>()).prop_map(|(rank, (view, begun))| News::Holds {

@@ -17,6 +17,8 @@ pub enum Mutant {
     NoCredit,
     /// What the sender takes an operation for does not matter.
     NoDigest,
+    /// An operation is over when its data is, whether or not all ranks agree to it.
+    NoConsent,
     /// An operation counts as begun when it was planned.
     LateBegin,
     /// A stream that is about to go home waits for that, also when the path home has failed again.

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use crate::engine::Engine;
 use crate::env::{Env, Note};
-use crate::frame::{CROSS, MEMORY, OUT_OF_BAND};
+use crate::frame::{Header, CROSS, MEMORY, OUT_OF_BAND};
 use crate::message::Message;
 use crate::meter::{Meter, OnWay};
 use crate::mutants::left_out;
@@ -90,9 +90,9 @@ pub(crate) enum Standing {
 pub(crate) struct Outgoing {
     pub(crate) tx: Tx,
     pub(crate) standing: Standing,
-    /// Messages that were used of lanes that come from the peer, and that it wants to hear of:
-    /// operation, digest, lane, count.
-    pub(crate) control: VecDeque<(u64, u64, u16, u32)>,
+    /// Frames without data that are to be sent, but for their numbers: of messages that were used
+    /// of lanes that come from the peer, and of agreement.
+    pub(crate) control: VecDeque<Header>,
 }
 
 /// All that goes on with another rank.
@@ -161,7 +161,7 @@ impl Peer {
 
 impl Engine {
     /// The rails that join this rank to a peer: those of both hosts, or memory.
-    fn rails_to(&self, peer: Rank) -> std::ops::Range<u8> {
+    pub(crate) fn rails_to(&self, peer: Rank) -> std::ops::Range<u8> {
         match self.config.hosts[peer] == self.config.hosts[self.config.me] {
             true => MEMORY..MEMORY + 1,
             false => 0..self.config.rails,

@@ -17,7 +17,7 @@
 use unbroken_schedule::cost::Costs;
 use unbroken_schedule::{Error, Health, Host, Place, Topology};
 
-use crate::message::{Reader, Writer};
+use crate::codec::{Reader, Writer};
 use crate::Rank;
 
 /// A NIC that carries so many percent of the fastest is well.

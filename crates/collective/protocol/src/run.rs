@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use unbroken_schedule::{Path, Program, Slice, Work};
 
+use crate::consent::Consent;
 use crate::frame::{Header, MEMORY};
 use crate::Rank;
 
@@ -110,6 +111,10 @@ pub(crate) struct Run {
     pub(crate) digest: u64,
     /// Of operations between two ranks, which of them is meant.
     pub(crate) tag: u64,
+    /// Each pair of ranks has a count of its own, which the other may see otherwise.
+    pub(crate) has_pairs: bool,
+    /// What is to be agreed to before it is over.
+    pub(crate) consent: Option<Consent>,
     program: Arc<Program>,
     element: u64,
     waits: Vec<u32>,
@@ -200,6 +205,8 @@ impl Run {
             number,
             digest,
             tag: 0,
+            has_pairs: false,
+            consent: None,
             element,
             waits,
             dependents,
@@ -218,7 +225,13 @@ impl Run {
     }
 
     pub(crate) fn is_done(&self) -> bool {
-        self.left == 0
+        self.left == 0 && self.consent.as_ref().is_none_or(Consent::is_agreed)
+    }
+
+    /// Whether nothing of it has come.
+    pub(crate) fn is_untouched(&self) -> bool {
+        let came = |lane: &Lane| !lane.outgoing && (lane.message, lane.offset) != (0, 0);
+        !self.lanes.iter().any(came) && self.consent.as_ref().is_none_or(Consent::is_untouched)
     }
 
     /// Bytes of an element.
@@ -230,7 +243,8 @@ impl Run {
     pub(crate) fn waits_for(&self) -> Option<Rank> {
         let open = |lane: &&Lane| (lane.message as usize) < lane.steps.len();
         let receives = self.lanes.iter().filter(open).find(|lane| !lane.outgoing);
-        receives.or_else(|| self.lanes.iter().find(open)).map(|lane| lane.peer)
+        let lane = receives.or_else(|| self.lanes.iter().find(open)).map(|lane| lane.peer);
+        lane.or_else(|| self.consent.as_ref()?.waits_for())
     }
 
     pub(crate) fn work(&self, step: u32) -> Work {

@@ -2,6 +2,8 @@
 //! down, queue pairs fail and processes end, each at a random write. Results are right, nobody
 //! waits for ever, and a rule that is left out shows.
 
+#[path = "survive/disagree.rs"]
+mod disagree;
 mod world;
 
 use unbroken_collective_protocol::locate::{Fault as At, Place};
@@ -224,84 +226,6 @@ fn the_wait_before_naming_left_out_is_noticed() {
     let caught = (0..150).find(|seed| misnamed(*seed, Some(Mutant::Hasty)).is_some());
     println!("{:?}: seed {caught:?}", Mutant::Hasty);
     assert!(caught.is_some());
-}
-
-/// What one rank takes for something else.
-fn altered(random: &mut Random, collective: &Collective) -> Collective {
-    let other = match (collective.operation().clone(), random.below(4)) {
-        (Operation::Broadcast { root, count }, 0) => {
-            Operation::Broadcast { root: (root + 1) % collective.ranks(), count }
-        }
-        (Operation::Reduce { op, root, count }, 0) => {
-            Operation::Reduce { op, root: (root + 1) % collective.ranks(), count }
-        }
-        (Operation::AllReduce { count, .. }, 0) => {
-            Operation::AllReduce { op: ReduceOp::Product, count }
-        }
-        (Operation::AllReduce { op, count }, 1) => Operation::AllReduce { op, count: count + 1 },
-        (Operation::Barrier, _) => Operation::AllReduce { op: ReduceOp::Sum, count: 3 },
-        (same, 2) => {
-            let data = if collective.data() == DataType::U8 { DataType::I8 } else { DataType::U8 };
-            return Collective::new(same, data, collective.in_place(), collective.ranks()).unwrap();
-        }
-        _ => Operation::Barrier,
-    };
-    Collective::new(other, collective.data(), false, collective.ranks()).unwrap()
-}
-
-/// One rank takes its first operation for something else. Gives the case and that rank.
-fn disagreement(seed: u64, mutant: Option<Mutant>) -> (Case, usize) {
-    let mut case = case(seed);
-    let mut random = Random(seed ^ 0xd1ff);
-    let ranks = case.topology.ranks();
-    let rank = random.below(ranks as u64) as usize;
-    let mut collective = case.script[0][0].clone();
-    while collective.operation().is_pairwise() {
-        collective = self::collective(&mut random, ranks);
-    }
-    let other = altered(&mut random, &collective);
-    let mut inputs = inputs(&mut random, &collective);
-    inputs[rank] = self::inputs(&mut random, &other).swap_remove(rank);
-    case.script = (0..ranks)
-        .map(|r| vec![if r == rank { other.clone() } else { collective.clone() }])
-        .collect();
-    case.inputs = vec![inputs];
-    case.faults.clear();
-    case.leave = false;
-    case.mutant = mutant;
-    (case, rank)
-}
-
-/// Why not all ranks were told the same, if they were not.
-fn not_told(seed: u64, mutant: Option<Mutant>) -> Option<String> {
-    let (case, rank) = disagreement(seed, mutant);
-    let outcome = run(&case, MOST_US);
-    let ranks = case.topology.ranks();
-    for failure in &outcome.failures {
-        match failure {
-            Some(Failure::Differs { number: 0, first: 0, other, .. }) if *other == rank.max(1) => {}
-            other => {
-                return Some(format!("seed {seed}: rank {rank} of {ranks} differs, but {other:?}"))
-            }
-        }
-    }
-    None
-}
-
-#[test]
-fn ranks_that_disagree_all_hear_who_differs_first() {
-    for seed in 0..600 {
-        assert_eq!(not_told(seed, None), None);
-    }
-}
-
-#[test]
-#[cfg(feature = "mutants")]
-fn the_digest_left_out_is_noticed() {
-    assert!(
-        (0..600).any(|seed| not_told(seed, Some(Mutant::NoDigest)).is_some()),
-        "sums of different things go unnoticed"
-    );
 }
 
 /// Three hosts or four, operations of so many elements, and one fault that stays.
@@ -563,7 +487,7 @@ fn farewell(seed: u64, mutant: Option<Mutant>) -> Case {
 #[test]
 fn nobody_waits_for_ever_for_one_who_has_left() {
     for seed in 0..300 {
-        let (mut differs, _) = disagreement(seed, None);
+        let (mut differs, _) = disagree::disagreement(seed, None);
         let mut dies = case(seed);
         let rank = (seed % dies.topology.ranks() as u64) as usize;
         dies.faults = vec![Planned {

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use unbroken_collective_protocol::agree::Description;
+use unbroken_collective_protocol::agree::{Description, Terms};
 use unbroken_collective_protocol::frame::{Header, HEADER_BYTES};
 use unbroken_collective_protocol::message::Message;
 use unbroken_collective_protocol::{Bytes, Config, Engine, Env, Note, ProbeId, Rank, Slot};
@@ -106,7 +106,8 @@ fn on_way(hosts: usize) -> [u32; 3] {
         mutant: None,
     });
     let mut env = Slow::default();
-    engine.start(0, Description::of(&collective), 1, Arc::new(program), &mut env);
+    let terms = Terms::of(Description::of(&collective), &collective, 0);
+    engine.start(0, terms, 1, Arc::new(program), &mut env);
     for peer in 1..hosts {
         engine.on_message(
             peer,

@@ -17,7 +17,22 @@ Modules: `tensors` says what the library reads and writes of a tensor, `work` ho
 `backend` has the operations, `group` the process group.
 """
 
-import torch.distributed as dist
+try:
+    import torch.distributed as dist
+except ModuleNotFoundError as error:
+    # Of PyTorch itself: what it lacks in turn is its own to say.
+    if error.name not in ("torch", "torch.distributed"):
+        raise
+    raise ModuleNotFoundError(
+        "unbroken.torch needs PyTorch, which is not installed: `pip install torch`, "
+        "or install the wheel as `FILE.whl[torch]`",
+        name=error.name,
+    ) from None
+if not dist.is_available():
+    raise ImportError(
+        "unbroken.torch needs a PyTorch with torch.distributed, which this one was built without: "
+        "those on PyPI for Linux have it"
+    )
 
 from .backend import NAME, Backend
 from .group import ProcessGroup

@@ -30,9 +30,9 @@ from .tensors import (
     check_equal,
     check_readable,
     check_writable,
+    empty_bytes,
     flat_of,
     is_plain,
-    not_empty,
     overlap,
     readable,
     reduction,
@@ -45,8 +45,6 @@ NAME = "unbroken"
 # missing.
 _GRACE_S = 2
 _SUM = dist.ReduceOp.SUM
-# What goes from and to a root is not mistaken for what the program sends: its tags are smaller.
-_GATHER, _SCATTER = 2**63, 2**63 + 1
 
 
 def _timeout_of(opts) -> timedelta | None:
@@ -126,14 +124,10 @@ class Backend(_Backend):
         self._open.pop(id(operation), None)
 
     def _begin(self, name: str, arguments) -> coll.Request:
-        while True:
-            try:
-                return self._living().begin(name, *arguments)
-            except coll.Error as error:
-                oldest = next(iter(self._open.copy().values()), None)
-                if error.code != coll.QUEUE_FULL or oldest is None:
-                    raise dist.DistBackendError(str(error)) from error
-                oldest.drive(None)
+        try:
+            return self._living().begin(name, *arguments)
+        except coll.Error as error:
+            raise dist.DistBackendError(str(error)) from error
 
     def _do(self, plan: Plan, opts=None) -> Work:
         """Begins what was planned. If a call is refused, those before it go on, and their memory
@@ -167,11 +161,13 @@ class Backend(_Backend):
         return Work(operations, [])
 
     def shutdown(self) -> None:
-        """Waits for what is under way and leaves. If that is interrupted, the group is aborted."""
+        """Gives up receives of which nothing has come, waits for what else is under way and leaves.
+        If that is interrupted, the group is aborted."""
         _backends.discard(self)
         comm, self._comm = self._comm, None
         if comm is not None:
             try:
+                comm.finalize()
                 self._end_all()
             except BaseException:
                 comm.abort()
@@ -421,15 +417,25 @@ class Backend(_Backend):
             raise ValueError(
                 f"all_to_all: {self._size} tensors to send and {self._size} to receive are right"
             )
-        counts = [(c_size_t * self._size)(*map(bytes_of, tensors)) for tensors in (inputs, outputs)]
-        flat = torch.cat([as_bytes(t) for t in inputs])
+        return self._do(self._plan_exchange(inputs, outputs, outputs), opts)
+
+    def _plan_exchange(self, inputs: list, outputs: list, results: list) -> Plan:
+        """What each rank is sent and is awaited from each, as one operation of all ranks, which
+        compares sizes at both ends. None: nothing."""
+        counts = [
+            (c_size_t * self._size)(*(0 if t is None else bytes_of(t) for t in tensors))
+            for tensors in (inputs, outputs)
+        ]
+        flat = torch.cat([empty_bytes(), *(as_bytes(t) for t in inputs if t is not None)])
         into = torch.empty(sum(counts[1]), dtype=torch.uint8)
         parts = into.split(list(counts[1]))
-        copies = [(t, p.view(t.dtype).view(t.shape)) for t, p in zip(outputs, parts, strict=True)]
+        copies = [
+            (t, part.view(t.dtype).view(t.shape))
+            for t, part in zip(outputs, parts, strict=True)
+            if t is not None
+        ]
         arguments = flat.data_ptr(), counts[0], into.data_ptr(), counts[1], Type.UINT8
-        return self._do(
-            Plan(outputs).call("AllToAllv", *arguments, keeps=[flat, into], copies=copies), opts
-        )
+        return Plan(results).call("AllToAllv", *arguments, keeps=[flat, into], copies=copies)
 
     def barrier(self, opts: Any = None) -> Work:
         return self._do(Plan([]).call("Barrier"), opts)
@@ -471,7 +477,7 @@ class Backend(_Backend):
 
     def _plan_send(self, tensor: torch.Tensor, to: int, tag: int) -> Plan:
         check_readable(tensor)
-        flat = not_empty(readable(tensor))
+        flat = readable(tensor)
         return Plan([tensor]).call(
             "SendTag", flat.data_ptr(), bytes_of(flat), Type.UINT8, to, tag, keeps=[flat]
         )
@@ -483,7 +489,6 @@ class Backend(_Backend):
     def _plan_recv(self, tensor: torch.Tensor, source: int, tag: int) -> Plan:
         check_writable(tensor)
         into, copies = writable(tensor)
-        into = not_empty(into)
         arguments = into.data_ptr(), bytes_of(into), Type.UINT8, source, tag
         return Plan([tensor]).call("RecvTag", *arguments, keeps=[into], copies=copies)
 
@@ -503,39 +508,36 @@ class Backend(_Backend):
     ) -> Work:
         (tensor,) = inputs
         if self._rank != opts.rootRank:
-            check_readable(tensor)
-            return self._do(self._plan_send(tensor, opts.rootRank, _GATHER), opts)
+            return self._do(self._plan_gather(None, tensor, [], opts.rootRank), opts)
         (tensors,) = outputs
-        return self._gather_to(tensors, tensor, outputs, opts)
+        return self._do(self._plan_gather(tensors, tensor, outputs, self._rank), opts)
 
-    def _gather_to(self, tensors: list, tensor: torch.Tensor, results: list, opts) -> Work:
-        """At the root: its own part is copied at once, the others come."""
+    def _plan_gather(self, tensors: list | None, tensor: torch.Tensor, results, root: int) -> Plan:
+        """Of a tensor of each rank; where they go is known to the root alone."""
         check_readable(tensor)
-        check_writable(*tensors)
-        check_equal(tensors, tensor, self._size, "gather")
-        plans = [
-            self._plan_recv(t, rank, _GATHER)
-            for rank, t in enumerate(tensors)
-            if rank != self._rank
-        ]
-        tensors[self._rank].data.copy_(readable(tensor).view(tensors[self._rank].shape))
-        return self._do(Plan(results).with_all(plans), opts)
+        if tensors is not None:
+            check_writable(*tensors)
+            check_equal(tensors, tensor, self._size, "gather")
+        to_root = [tensor if rank == root else None for rank in range(self._size)]
+        return self._plan_exchange(to_root, tensors or [None] * self._size, results)
 
     def gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> Work:
         if self._rank != opts.rootRank:
-            return self._do(self._plan_send(tensor, opts.rootRank, _GATHER), opts)
+            return self._do(self._plan_gather(None, tensor, [], opts.rootRank), opts)
         check_writable(output)
         if output.numel() != tensor.numel() * self._size or output.dtype != tensor.dtype:
             right = f"an output of {tensor.numel() * self._size} {tensor.dtype} is right"
             raise ValueError(f"gather: {right}, not of {output.numel()} {output.dtype}")
         if output.is_contiguous():
-            return self._gather_to(list(output.view(self._size, -1)), tensor, [output], opts)
-        if output.dim() and output.shape[0] % self._size == 0:
-            return self._gather_to(list(output.chunk(self._size)), tensor, [output], opts)
-        raise ValueError(
-            f"gather: an output whose rows are divided by {self._size} ranks, or a contiguous one, "
-            "is right"
-        )
+            parts = output.view(self._size, -1)
+        elif output.dim() and output.shape[0] % self._size == 0:
+            parts = output.chunk(self._size)
+        else:
+            raise ValueError(
+                f"gather: an output whose rows are divided by {self._size} ranks, or a contiguous "
+                "one, is right"
+            )
+        return self._do(self._plan_gather(list(parts), tensor, [output], self._rank), opts)
 
     gather_into_tensor = gather_single
 
@@ -546,19 +548,15 @@ class Backend(_Backend):
         opts: Any,
     ) -> Work:
         (tensor,) = outputs
-        if self._rank != opts.rootRank:
-            return self._do(self._plan_recv(tensor, opts.rootRank, _SCATTER), opts)
-        (tensors,) = inputs
         check_writable(tensor)
-        check_readable(*tensors)
-        check_equal(tensors, tensor, self._size, "scatter")
-        plans = [
-            self._plan_send(t, rank, _SCATTER)
-            for rank, t in enumerate(tensors)
-            if rank != self._rank
-        ]
-        tensor.data.copy_(readable(tensors[self._rank]).view(tensor.shape))
-        return self._do(Plan(outputs).with_all(plans), opts)
+        if self._rank == opts.rootRank:
+            (tensors,) = inputs
+            check_readable(*tensors)
+            check_equal(tensors, tensor, self._size, "scatter")
+        else:
+            tensors = [None] * self._size
+        from_root = [tensor if rank == opts.rootRank else None for rank in range(self._size)]
+        return self._do(self._plan_exchange(tensors, from_root, outputs), opts)
 
 
 def _checked(tag: int) -> int:

@@ -10,9 +10,9 @@ import torch.distributed as dist
 
 from .. import coll
 
-# Operations that may be under way, of all ranks and with each one; who asks for more waits for the
-# oldest.
-_QUEUE = 8192
+# Operations that may be under way, of all ranks and with each one; who asks for more gets an error
+# that says so.
+_QUEUE = 1 << 16
 # How often the store is asked again for an id under which nobody is met any more.
 _ASK_AGAIN_S = 0.1
 

@@ -92,7 +92,18 @@ def check_equal(tensors: list, of: torch.Tensor, count: int, what: str) -> None:
 
 def readable(tensor: torch.Tensor) -> torch.Tensor:
     """Its elements, one after the other: the tensor's own memory where they lie so."""
-    return tensor.data.resolve_conj().resolve_neg().contiguous()
+    return _unstrided(tensor.data.resolve_conj().resolve_neg().contiguous())
+
+
+def _unstrided(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor whose elements lie one after the other, with strides that say so. Those of dimensions
+    of size 1 may be anything, and views of another type refuse that."""
+    strides, step = [], 1
+    for size in reversed(tensor.shape):
+        strides.append(step)
+        step *= max(size, 1)
+    strides.reverse()
+    return tensor if tensor.stride() == tuple(strides) else tensor.as_strided(tensor.shape, strides)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -103,7 +114,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 def writable(tensor: torch.Tensor) -> tuple:
     """Where a result is written, and what is copied then: pairs of a tensor and where from."""
     if is_plain(tensor):
-        return tensor.data, []
+        return _unstrided(tensor.data), []
     into = torch.empty(tensor.shape, dtype=tensor.dtype)
     return into, [(tensor, into)]
 
@@ -111,7 +122,7 @@ def writable(tensor: torch.Tensor) -> tuple:
 def changeable(tensor: torch.Tensor) -> tuple:
     """The same for what is read and written."""
     if is_plain(tensor):
-        return tensor.data, []
+        return _unstrided(tensor.data), []
     flat = readable(tensor)
     return flat, [(tensor, flat)]
 
@@ -154,9 +165,8 @@ def reduction(tensor: torch.Tensor, op) -> tuple:
     return types[tensor.dtype], ops[kind], factor
 
 
-def not_empty(tensor: torch.Tensor) -> torch.Tensor:
-    """Of an empty tensor one byte is sent: what is not there does not come."""
-    return tensor if tensor.numel() else torch.empty(1, dtype=torch.uint8)
+def empty_bytes() -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8)
 
 
 def flat_of(tensors: list) -> torch.Tensor:

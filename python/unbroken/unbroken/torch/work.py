@@ -248,6 +248,16 @@ def end_completers() -> None:
     _completers.end()
 
 
+def _results_or_raise(ended: torch.futures.Future) -> list:
+    """What a future of a Work gives. `Future.set_exception` would keep an error for Python alone: to
+    C++ (DDP's reducer) its future has a value, which is the exception. What a callback raises is an
+    error to both."""
+    results, error = ended.value()
+    if error is not None:
+        raise dist.DistBackendError(str(error))
+    return results
+
+
 class Work(dist._Work):
     """What a program waits for: one operation or several."""
 
@@ -309,8 +319,10 @@ class Work(dist._Work):
         with self._future_lock:
             if self._future is not None:
                 return self._future
-            self._future = torch.futures.Future()
-        future, results, operations = self._future, self._results, self._operations
+            ended = torch.futures.Future()
+            self._future = ended.then(_results_or_raise)
+            future = self._future
+        results, operations = self._results, self._operations
         # One more than there are operations, for this thread.
         left = itertools.count(len(operations), -1)
 
@@ -320,7 +332,7 @@ class Work(dist._Work):
                     (operation.error for operation in operations if operation.error is not None),
                     None,
                 )
-                future.set_result(results) if error is None else future.set_exception(error)
+                ended.set_result((results, error))
 
         for operation in operations:
             operation.when_over(one_is_over)

@@ -54,6 +54,7 @@ struct Line {
 /// Measures, as one rank or as all.
 pub(crate) fn bench(runtime: &Runtime, args: &BenchArgs) -> Result {
     check_shape(args)?;
+    check_numbers(args).map_err(Failure::Text)?;
     match args.rank {
         Some(rank) => {
             child::end_with(args.parent)?;
@@ -90,6 +91,31 @@ fn check_shape(args: &BenchArgs) -> Result {
         operation.name(),
         right.join(", ")
     )))
+}
+
+/// Arguments that do not fit together.
+fn check_numbers(args: &BenchArgs) -> std::result::Result<(), String> {
+    let ranks = if args.hosts.is_empty() { args.ranks } else { Some(args.hosts.len()) };
+    if let Some(ranks) = ranks {
+        let last = match ranks.checked_sub(1) {
+            Some(last) => last,
+            None => return Err("--ranks 0: there is one rank at least".into()),
+        };
+        for (name, number) in [("--rank", args.rank), ("--root", Some(args.root))] {
+            if let Some(number) = number.filter(|number| *number > last) {
+                return Err(format!(
+                    "{name} {number}: ranks are counted from 0, so of {ranks} the last is {last}"
+                ));
+            }
+        }
+    }
+    match args.min > args.max && args.op != Op::Barrier {
+        true => Err(format!(
+            "--min {} is more than --max {}: sizes go up from the one to the other",
+            args.min, args.max
+        )),
+        false => Ok(()),
+    }
 }
 
 /// Starts all ranks, each as a process of its own.

@@ -155,10 +155,10 @@ pub(crate) struct BenchArgs {
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..))]
     pub(crate) factor: u64,
     /// Operations of each size
-    #[arg(long, default_value_t = 20)]
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) iterations: u32,
     /// Go on with each size for this long instead
-    #[arg(long = "for", value_name = "TIME", value_parser = crate::args::duration)]
+    #[arg(long = "for", value_name = "TIME", value_parser = time)]
     pub(crate) lasts: Option<Duration>,
     /// Only for as long as this file exists, and no longer than --for says
     #[arg(long = "while", value_name = "FILE", requires = "lasts")]
@@ -196,10 +196,10 @@ pub(crate) struct BenchArgs {
         value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) nic_mbps: u32,
     /// How long an operation may stand still before it is an error
-    #[arg(long, value_name = "TIME", default_value = "20s", value_parser = crate::args::duration)]
+    #[arg(long, value_name = "TIME", default_value = "20s", value_parser = time)]
     pub(crate) timeout: Duration,
     /// How long ranks wait for each other at the beginning
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = crate::args::duration)]
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = time)]
     pub(crate) patience: Duration,
     /// Started by another of these commands, whose pid this is: ends with it
     #[arg(long, hide = true)]
@@ -210,6 +210,14 @@ pub(crate) struct BenchArgs {
     /// With --json: what each operation took, of the first 100,000
     #[arg(long, requires = "json")]
     pub(crate) each: bool,
+}
+
+/// A time that is more than none.
+fn time(text: &str) -> Result<Duration, String> {
+    match crate::args::duration(text)? {
+        Duration::ZERO => Err(format!("'{text}' is no time at all: 1ms or more is right")),
+        time => Ok(time),
+    }
 }
 
 /// The largest buffer.

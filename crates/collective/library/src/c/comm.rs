@@ -219,6 +219,17 @@ extern "C" fn ubcollCommSplit(
 }
 
 #[no_mangle]
+extern "C" fn ubcollCommFinalize(comm: *mut c_void) -> Code {
+    code(|| {
+        if group::is_open() {
+            return refuse("a group is open: ubcollGroupEnd comes first");
+        }
+        COMMS.get(comm)?.finalize();
+        Ok(())
+    })
+}
+
+#[no_mangle]
 extern "C" fn ubcollCommDestroy(comm: *mut c_void) -> Code {
     code(|| {
         if group::is_open() {

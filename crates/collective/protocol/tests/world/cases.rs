@@ -6,19 +6,23 @@ use unbroken_schedule::{Counts, Matrix, Operation};
 
 /// An operation at random.
 pub fn collective(random: &mut Random, ranks: usize) -> Collective {
-    let count = [1, 7, 64, 333, 2_000][random.below(5) as usize];
+    let count = [1, 7, 64, 333, 2_000, 0][random.below(6) as usize];
     let op = [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg][random.below(4) as usize];
     let data =
         [DataType::I32, DataType::U8, DataType::I64, DataType::F32][random.below(4) as usize];
     let rank = |random: &mut Random| random.below(ranks as u64) as usize;
-    let operation = match random.below(9) {
+    let operation = match random.below(10) {
         0 | 1 => Operation::AllReduce { op, count },
         2 => Operation::ReduceScatter { op, counts: Counts::Equal(count) },
         3 => Operation::AllGather { counts: Counts::Equal(count) },
         4 => Operation::Broadcast { root: rank(random), count },
         5 => Operation::Reduce { op, root: rank(random), count },
         6 => Operation::AllToAll { counts: Matrix::Equal(count.min(300)) },
-        7 => Operation::SendRecv { from: rank(random), to: rank(random), count },
+        7 => {
+            let counts = (0..ranks * ranks).map(|_| random.below(3) * random.below(90)).collect();
+            Operation::AllToAll { counts: Matrix::Each(counts) }
+        }
+        8 => Operation::SendRecv { from: rank(random), to: rank(random), count },
         _ => Operation::Barrier,
     };
     let in_place = random.below(2) == 0 && !operation.is_pairwise();

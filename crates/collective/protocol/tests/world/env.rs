@@ -39,6 +39,8 @@ impl WorldEnv<'_> {
 
 impl Env for WorldEnv<'_> {
     fn stage(&mut self, slot: Slot, header: &Header, data: Option<(Slice, u64, u32)>) {
+        let has_slots = self.world.ranks[self.me].has_slots.contains(&slot.peer);
+        assert!(has_slots, "slots are there once a path was opened");
         let mut bytes = header.encode().to_vec();
         if let Some((slice, offset, len)) = data {
             bytes.extend_from_slice(self.slice(&slice, offset, len.into()));
@@ -121,6 +123,7 @@ impl Env for WorldEnv<'_> {
     }
 
     fn open(&mut self, peer: Rank, path: u8, nic: u8) -> Option<Vec<u8>> {
+        self.world.ranks[self.me].has_slots.insert(peer);
         if path == OUT_OF_BAND {
             let works = (0..self.world.carried.len() as u8).any(|rail| self.has_link(rail));
             return works.then(Vec::new);

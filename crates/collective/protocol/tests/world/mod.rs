@@ -10,13 +10,13 @@ mod cases;
 mod env;
 mod play;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 #[allow(unused_imports)]
 pub use cases::*;
 use env::WorldEnv;
 pub use play::*;
-use unbroken_collective_protocol::agree::Description;
+use unbroken_collective_protocol::agree::{Description, Terms};
 use unbroken_collective_protocol::frame::Header;
 use unbroken_collective_protocol::frame::{CROSS, HEADER_BYTES, MEMORY, OUT_OF_BAND};
 use unbroken_collective_protocol::message::{Message, News as Word};
@@ -139,6 +139,8 @@ enum News {
 #[derive(Default)]
 struct Local {
     qps: BTreeMap<(Rank, u8), Qp>,
+    /// To and from whom it has slots.
+    has_slots: BTreeSet<Rank>,
     cq: VecDeque<(u64, News)>,
     out: BTreeMap<(Rank, u8, u64), Vec<u8>>,
     into: BTreeMap<(Rank, u8, u64), Vec<u8>>,

@@ -382,12 +382,6 @@ fn step(
             .copy_from_slice(&input);
     }
     *begun += 1;
-    let description = Description::of(collective);
-    engine.start(
-        number,
-        description,
-        size as u64,
-        program.into(),
-        &mut WorldEnv { world, me: rank },
-    );
+    let terms = Terms::of(Description::of(collective), collective, rank);
+    engine.start(number, terms, size as u64, program.into(), &mut WorldEnv { world, me: rank });
 }
