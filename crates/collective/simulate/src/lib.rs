@@ -2,13 +2,8 @@
 //!
 //! # The model
 //!
-//! A collective is a few flows ([`unbroken_schedule::Flow`]): what its plan sends in all from one
-//! rank to another over one pair of NICs, or through memory. Flows share links max-min fairly, each
-//! in proportion to its volume, as queue pairs do that take turns message by message. Flows that
-//! begin together then end together where the busiest link is, so a phase takes as long as its
-//! busiest link, and no rates need be followed through time. [`flow::time`] adds what pipelining
-//! costs: the first chunk goes through all phases, one after the other; each further one takes as
-//! long as the busiest link is busy with a chunk.
+//! A collective takes the time that its volumes take ([`unbroken_schedule::cost::volumes`]), over
+//! NICs and the switches above them.
 //!
 //! A training job ([`job`]) has so many operations a step ([`exchange`]), one after the other, and
 //! computes in between ([`step`]). Failures come at random or from a file ([`failures`],
@@ -18,7 +13,9 @@
 //!
 //! - All ranks begin at once, and nothing else uses the network.
 //! - Switches spread what they carry evenly, and lose nothing. NICs carry their rate in both
-//!   directions at once.
+//!   directions at once. Where leaves are oversubscribed, each host has its part of what leads up:
+//!   those of other groups do the same at the same time.
+//! - Computing and communicating do not overlap: a step takes the sum of both.
 //! - Reducing and copying in memory take no time beside the links.
 //! - After a failure the new plan is in force from the next operation on.
 //! - An operation has all NICs of its hosts, also where few of their GPUs take part in it: what
@@ -46,12 +43,13 @@ pub mod cluster;
 mod error;
 pub mod exchange;
 pub mod failures;
-pub mod flow;
 pub mod inference;
 pub mod job;
+pub mod memory;
 pub mod messages;
 pub mod model;
-pub mod network;
+pub mod outage;
+pub mod preset;
 pub mod random;
 mod rates;
 pub mod step;
