@@ -92,7 +92,7 @@ fn volumes_take_the_time_of_messages() {
         Some((off, format!("case {number}, {}: {text}", collective.operation().name())))
     });
     let [median, most, worst] = told("as planned", all.collect());
-    assert!(median < 0.005 && most < 0.03 && worst < 0.15, "{median} {most} {worst}");
+    assert!(median < 0.005 && most < 0.04 && worst < 0.25, "{median} {most} {worst}");
 }
 
 /// 256 MiB among hosts that have lost up to four NICs, as a form says.

@@ -4,7 +4,7 @@ use clap::Args;
 use unbroken_simulations::month as asked;
 use unbroken_simulations::Watch;
 
-use super::{progress, shown};
+use super::{picture, progress, shown};
 use crate::output::{print, print_json, table, Result};
 
 pub(crate) const AFTER: &str = "Examples:
@@ -31,12 +31,16 @@ pub(crate) struct MonthArgs {
     /// One JSON object
     #[arg(long, help_heading = super::OPTIONS)]
     json: bool,
+    #[command(flatten)]
+    picture: picture::SvgArgs,
 }
 
 pub(super) fn month(args: &MonthArgs) -> Result {
+    args.picture.check()?;
     let watch = Watch::default();
     let asked = || asked::month(&args.question, &watch);
     let (simulation, report) = progress::beside(&watch, "runs", asked)?;
+    args.picture.write(|| picture::of_month(&report))?;
     if args.json {
         return print_json(&report);
     }

@@ -7,7 +7,7 @@ use unbroken_simulations::plan::{self as asked, Report};
 use unbroken_simulations::Watch;
 use unbroken_units::show;
 
-use super::{progress, shown};
+use super::{picture, progress, shown};
 use crate::output::{print, print_json, table, Result};
 
 pub(crate) const AFTER: &str = "Examples:
@@ -51,15 +51,19 @@ pub(crate) struct PlanArgs {
     /// One JSON object
     #[arg(long, help_heading = super::OPTIONS)]
     json: bool,
+    #[command(flatten)]
+    picture: picture::SvgArgs,
 }
 
 pub(crate) fn plan(args: &PlanArgs) -> Result {
+    args.picture.check()?;
     let watch = Watch::default();
     if let Some(kind) = args.messages {
         return print_json(&args.question.messages(kind, &watch)?);
     }
     let asked = || asked::plan(&args.question, &watch);
     let (simulation, report) = progress::beside(&watch, "estimates", asked)?;
+    args.picture.write(|| picture::of_plan(&report))?;
     match args.json {
         true => print_json(&report),
         false => print(&text(&simulation, &report)),

@@ -6,7 +6,7 @@ use unbroken_simulate::strategy::Strategy;
 use unbroken_simulations::run::{self as asked, Report};
 use unbroken_simulations::Watch;
 
-use super::{progress, shown};
+use super::{picture, progress, shown};
 use crate::output::{print, print_json, table, Result};
 
 pub(crate) const AFTER: &str = "Examples:
@@ -31,12 +31,16 @@ pub(crate) struct RunArgs {
     /// One JSON object
     #[arg(long, help_heading = super::OPTIONS)]
     json: bool,
+    #[command(flatten)]
+    picture: picture::SvgArgs,
 }
 
 pub(super) fn run(args: &RunArgs) -> Result {
+    args.picture.check()?;
     let watch = Watch::default();
     let asked = || asked::run(&args.question, &watch);
     let (simulation, report) = progress::beside(&watch, "estimates", asked)?;
+    args.picture.write(|| picture::of_run(&report))?;
     match args.json {
         true => print_json(&report),
         false => print(&text(&simulation, &report)),
