@@ -43,6 +43,11 @@ def table(heading: list, lines: list) -> str:
     return "\n".join("| " + " | ".join(line).replace("|  |", "| |") + " |" for line in all_lines)
 
 
+def cells_of(row: dict) -> list:
+    """Figure, what, published, here."""
+    return [row["of"].removeprefix("Figure "), row["what"], row["published"], row["here"]]
+
+
 def figures_of(text: str) -> list:
     """The numbers of a text."""
     return [float(number) for number in re.findall(r"-?\d+(?:\.\d+)?", text)]
@@ -128,8 +133,9 @@ def shift_figure_7() -> str:
         ["a cable is cut", "cable a/0 cut"],
         ["sends fail again and again (a third injection of the paper's)", "wqe-error a/0"],
     ]
+    published = "continues, and returns"
     cells = [
-        ["7", what, "continues, and returns", f"continues, {shift_gaps(fault)} without data; returns"]
+        ["7", what, published, f"continues, {shift_gaps(fault)} without data; returns"]
         for what, fault in lines
     ]
     without = here("shift-07", "ib_write_bw, nic a/0 dead, without")
@@ -203,7 +209,7 @@ def shift_figure_10() -> str:
 
 @part
 def shift_table_2() -> str:
-    lines = [["Table 2", row["what"], row["published"], row["here"]] for row in rows("shift-table2")]
+    lines = [cells_of(row) for row in rows("shift-table2")]
     return table(["figure", "what", "published", "here"], lines)
 
 
@@ -215,7 +221,7 @@ def r2ccl_training() -> str:
     lines = []
     for number in ("08", "10", "07", "09"):
         for row in rows(f"coll-{number}"):
-            lines.append([row["of"].removeprefix("Figure "), row["what"], row["published"], row["here"]])
+            lines.append(cells_of(row))
     return table(["figure", "what", "published", "here"], lines)
 
 
@@ -224,7 +230,7 @@ def r2ccl_serving() -> str:
     lines = []
     for number in ("11", "12", "13", "14"):
         for row in rows(f"coll-{number}"):
-            lines.append([row["of"].removeprefix("Figure "), row["what"], row["published"], row["here"]])
+            lines.append(cells_of(row))
     return table(["figure", "what", "published", "here"], lines)
 
 
@@ -234,7 +240,7 @@ def r2ccl_kept() -> str:
     found = [row for number in ("15", "16") for row in rows(f"coll-{number}")]
     for row in found:
         if "kept by" in row["what"]:
-            lines.append([row["of"].removeprefix("Figure "), row["what"], row["published"], row["here"]])
+            lines.append(cells_of(row))
     return table(["figure", "what", "published", "here"], lines)
 
 
@@ -267,8 +273,8 @@ def filled(text: str) -> str:
     def one(match) -> str:
         begin, name, old, end = match.groups()
         new = MADE[name]()
-        between = f"\n\n{new}\n\n" if new.startswith("|") else new
-        return begin + (between if old.startswith("\n") or new.startswith("|") else new) + end
+        alone = old.startswith("\n") or new.startswith("|")
+        return begin + (f"\n\n{new}\n\n" if alone else new) + end
 
     return PART.sub(one, text)
 
@@ -283,7 +289,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--check", action="store_true", help="change nothing; fail where a page lies")
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if one differs")
     args = parser.parse_args()
     wrong = 0
     for page in pages():
@@ -295,8 +301,10 @@ def main() -> int:
         if args.check:
             wrong += 1
             now, then = text.splitlines(), right.splitlines()
-            lines = [f"  {n}: {a}\n  is: {b}" for n, (a, b) in enumerate(zip(now, then), 1) if a != b]
-            print(f"{name} is not what docs/figures says:\n" + "\n".join(lines[:4]), file=sys.stderr)
+            pairs = enumerate(zip(now, then), 1)
+            lines = [f"  {n}: {a}\n  is: {b}" for n, (a, b) in pairs if a != b]
+            what = f"{name} is not what docs/figures says:\n"
+            print(what + "\n".join(lines[:4]), file=sys.stderr)
         else:
             page.write_text(right)
             print(name)

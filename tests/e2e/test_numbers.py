@@ -41,5 +41,6 @@ def test_rows_of_all_figures_are_those_of_each():
     """`shift.json` has the rows of all runs, each figure's file its own."""
     figures = ROOT / "docs/figures"
     read = lambda name: json.loads((figures / f"{name}.json").read_text())
-    each = [row for name in ("07", "08", "09", "10", "table2") for row in read(f"shift-{name}")["rows"]]
+    names = ("07", "08", "09", "10", "table2")
+    each = [row for name in names for row in read(f"shift-{name}")["rows"]]
     assert read("shift") == each

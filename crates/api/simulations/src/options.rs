@@ -213,7 +213,10 @@ impl SubjectArgs {
         // else a layout would divide by it
         cluster.check()?;
         let job = self.job.over(preset, &contents, &cluster)?;
-        job.check_memory(&cluster)?;
+        // the usual job stands in where collectives alone are asked about
+        if self.job.model.is_some() || contents.has("job", "model") {
+            job.check_memory(&cluster)?;
+        }
         let simulation = Simulation::new(&cluster, &job)?;
         let simulation = match self.job.share {
             None => simulation,
