@@ -11,5 +11,7 @@ benches/programs.sh
 target=${CARGO_TARGET_DIR:-target}
 python=$(benches/python.sh)
 echo "$(nproc) cores, $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), Linux $(uname -r), $(date -u +%Y-%m-%dT%H:%MZ)"
-exec "$target/release/unbroken-bench" figures --unbroken "$target/release/unbroken" --programs "$target/tests-c" \
+"$target/release/unbroken-bench" figures --unbroken "$target/release/unbroken" --programs "$target/tests-c" \
     ${python:+--python "$python"} --out docs/figures "$@"
+# what pages say of them
+python3 benches/numbers_of_pages.py

@@ -3,9 +3,10 @@
 
 Hosts of the emulated network have NICs whose rates together are a part of what the machine
 carries, so that NICs are what limits. `unbroken coll bench` repeats an operation with all NICs,
-with one that dies (nic a/0 dead), and with one that carries a quarter (rate a/0). The second half
-of each run counts, long after ranks plan with what is left. `unbroken plan` simulates the same
-cluster, operation, size and shape; it knows no headers, and rates count them."""
+with one that dies (nic a/0 dead), with one that carries a quarter or a half (rate a/0), and with
+different rails lost at two hosts (nic a/0 and b/1 dead). The second half of each run counts, long
+after ranks plan with what is left. `unbroken plan` simulates the same cluster, operation, size and
+shape; it knows no headers, and rates count them."""
 
 import argparse
 import json
@@ -24,11 +25,18 @@ from lib.process import Failure
 NICS = 4
 # A NIC's rate, Mbit/s, by the number of hosts: a machine with two cores carries twice as much.
 RATES_MBPS = {2: 40, 3: 20, 4: 10}
-SLOW_PERCENT = 25
+SLOW_PERCENT = {"slow": 25, "half": 50}
 OPS = ("all-reduce", "all-gather", "reduce-scatter")
 SIZES = ("16M",)
 # What was done to host a, and how the simulator is told.
-STATES = {"healthy": [], "dead": ["host0/nic0"], "slow": [f"host0/nic0={SLOW_PERCENT}%"]}
+STATES = {
+    "healthy": [],
+    "dead": ["host0/nic0"],
+    "apart": ["host0/nic0", "host1/nic1"],
+    **{state: [f"host0/nic0={percent}%"] for state, percent in SLOW_PERCENT.items()},
+}
+# What dies during a run.
+DYING = {"dead": ["a/0"], "apart": ["a/0", "b/1"]}
 # The NIC dies; before and after, so many operations run at least.
 DIES_S, OPERATIONS, LEAST_S = 2, 6, 8
 # Until a slow NIC is found out, operations take several times as long: it has a full share.
@@ -61,30 +69,30 @@ def settled_us(times_us: list) -> float:
 def measured(logs: Path, hosts: int, op: str, size: str, state: str, expected_us: float):
     """The time of an operation, µs, and its shape."""
     names, mbps = "abcd"[:hosts], RATES_MBPS[hosts]
-    operations = OPERATIONS_SLOW if state == "slow" else OPERATIONS
+    operations = OPERATIONS_SLOW if state in SLOW_PERCENT else OPERATIONS
     seconds = max(LEAST_S, 2 * DIES_S + operations * expected_us / 1e6)
     with Fabric(logs, "--nics", NICS) as fabric:
         for nic in (f"{host}/{n}" for host in names for n in range(NICS)):
             fabric.fault(f"rate {nic} {mbps}Mbit")
-        if state == "slow":
-            fabric.fault(f"rate a/0 {mbps * SLOW_PERCENT // 100}Mbit")
+        if state in SLOW_PERCENT:
+            fabric.fault(f"rate a/0 {mbps * SLOW_PERCENT[state] // 100}Mbit")
         words = ["coll", "bench", "--hosts", ",".join(names), "--op", op, "--warmup", 1]
         words += ["--min", size, "--max", size, "--for", f"{seconds:.1f}s", "--json", "--each"]
         bench = fabric.start("bench", [UNBROKEN, *words, "--nic-mbps", mbps])
-        if state == "dead":
-            fabric.fault("nic a/0 dead", "--at", f"{DIES_S}s")
+        for nic in DYING.get(state, []):
+            fabric.fault(f"nic {nic} dead", "--at", f"{DIES_S}s")
         bench.expect_success(LIMIT_S)
         line = json.loads(bench.output().splitlines()[0])
     # A loaded machine may fail a path that is well; the median of rounds does not feel it.
-    if line["wrong"] or (state == "dead" and not line["failures"]):
+    if line["wrong"] or (state in DYING and not line["failures"]):
         what = f"{line['wrong']} wrong bytes, {line['failures']} failures"
         raise Failure(f"{op} of {size}, {hosts} hosts, {state}: {what}")
     return settled_us(line["times_us"]), line["shape"]
 
 
-def compare(logs: Path, hosts: int, op: str, size: str, rounds: int) -> list:
-    """An operation in all states, in turns; a row for each state."""
-    runs, shapes = {state: [] for state in STATES}, {}
+def compare(logs: Path, hosts: int, op: str, size: str, states: list, rounds: int) -> list:
+    """An operation in some states, in turns; a row for each."""
+    runs, shapes = {state: [] for state in dict.fromkeys(["healthy", *states])}, {}
     guess_us = simulated_us(hosts, op, size, "direct", "healthy")
     for _ in range(rounds):
         for state, times in runs.items():
@@ -130,6 +138,7 @@ def main() -> int:
     parser.add_argument("--hosts", metavar="N,…", default=["2", "3", "4"], **several)
     parser.add_argument("--op", metavar="NAME,…", default=OPS, **several)
     parser.add_argument("--size", metavar="SIZE,…", default=SIZES, help="as 4M,16M", **several)
+    parser.add_argument("--state", metavar="NAME,…", default=["healthy", "dead", "slow"], **several)
     parser.add_argument("--rounds", type=int, default=3, help="runs of each; the median counts")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     args = parser.parse_args()
@@ -139,13 +148,16 @@ def main() -> int:
     for op in args.op:
         if op not in OPS:
             parser.error(f"--op {op}: there are {', '.join(OPS)}")
+    for state in args.state:
+        if state not in STATES:
+            parser.error(f"--state {state}: there are {', '.join(STATES)}")
     rows = []
     try:
         for hosts in map(int, args.hosts):
             for op in args.op:
                 for size in args.size:
                     with tempfile.TemporaryDirectory() as logs:
-                        found = compare(Path(logs), hosts, op, size, args.rounds)
+                        found = compare(Path(logs), hosts, op, size, args.state, args.rounds)
                     rows += found
                     if not args.json:
                         print("\n".join(map(shown, found)), flush=True)

@@ -72,7 +72,7 @@ fn what_makes_no_sense_is_named() {
         assert!(code == status && text.contains(part), "{words:?}: {code}, {text}");
     };
     names(&["plan", "--hosts", "4", "--fail", "host4/nic0"], 1, "host0 to host3");
-    names(&["plan", "--hosts", "4", "--fail", "nic0"], 2, "host3/nic2 is right");
+    names(&["plan", "--hosts", "4", "--fail", "nic0"], 2, "tor3, rail2, pod1");
     names(&["plan", "--tensor", "3"], 1, "a divisor of 8 (GPUs of a host) is right");
     names(&["plan", "--model", "8b"], 1, "2.7b, 6.7b");
     names(&["plan", "--share", "99%"], 1, "GPUs at their peak give");
@@ -85,7 +85,7 @@ fn what_makes_no_sense_is_named() {
     names(&["simulate", "month", "--mtbf", "1us"], 1, "the number of failures");
     names(&["simulate", "month", "--mtbf", "1h", "--nic-mtbf", "1h"], 2, "cannot be used with");
     names(&["simulate", "month", "--cable-mtbf", "0s"], 1, "failures of a cable is 0; seconds");
-    names(&["simulate", "run", "--for", "1h"], 2, "--fail <NIC@TIME>");
+    names(&["simulate", "run", "--for", "1h"], 2, "--fail <WHAT@TIME>");
     let run = ["simulate", "run", "--for", "1d", "--fail", "host0/nic0@1h", "--fail"];
     names(&[&run[..], &["host0/nic0@2h"]].concat(), 1, "host0/nic0 is lost already when it fails");
     names(
@@ -105,6 +105,17 @@ fn what_makes_no_sense_is_named() {
     names(&["plan", "--interleave", "2"], 1, "1 is right without a pipeline");
     let piped = ["plan", "--pipeline", "4", "--interleave", "2", "--batch", "513"];
     names(&piped, 1, "the batch is 513; a multiple of 128 is right");
+    // before anything of that size is made
+    names(&["plan", "--lost", "1000000000"], 1, "up to 8 are right");
+    names(&["simulate", "serve", "--lost", "1000000000"], 1, "up to 8 are right");
+    names(&["simulate", "sweep", "--lost", "1-1000000000"], 1, "up to 512 are right");
+    names(&["plan", "--fail", "tor64", "--pod-hosts", "8"], 1, "there are tor0 to tor63");
+    names(&["plan", "--fail", "tor0", "--fail", "core=50%"], 1, "three tiers");
+    names(&["simulate", "run", "--fail", "spine=50%@1h", "--for", "1d"], 1, "`unbroken plan --fail`");
+    names(&["plan", "--efficiency", "lots"], 2, "'lots' is no share");
+    names(&["plan", "--hosts", "2", "--model", "llama-3.1-405b", "--tensor", "8"], 1, "--hosts ");
+    names(&["plan", "--model", "llama-3.1-70b"], 1, "of its 80 may be used: --");
+    names(&["plan", "--svg", "x.png"], 1, "'x.svg' is right, not 'x.png'");
     let serve = |words: &[&'static str], status, part| {
         names(&[&["simulate", "serve"], words].concat(), status, part);
     };
@@ -428,4 +439,64 @@ fn options_stand_below_their_headings() {
             }
         }
     }
+}
+
+/// A leaf, a rail, a pod, a part of the spines.
+#[test]
+fn switches_can_be_lost() {
+    let step = |more: &[&str]| {
+        let words = ["plan", "--hosts", "16", "--pod-hosts", "8", "--oversubscription", "2"];
+        let plan = json(&[&words[..], more].concat());
+        let all = plan["strategies"].as_array().unwrap();
+        let of = |name: &str| all.iter().find(|s| s["strategy"] == name).unwrap()["step_s"].as_f64();
+        (plan["lost"].as_array().unwrap().len(), plan["step_s"].as_f64(), of("ours"), of("restart"))
+    };
+    let (lost, healthy, leaf, restart) = step(&["--fail", "tor3"]);
+    assert!(lost == 8 && leaf > healthy && restart == healthy);
+    let (lost, _, rail, _) = step(&["--fail", "rail3"]);
+    assert!(lost == 16 && rail > healthy, "{rail:?}");
+    // of one whose hosts have no NICs nothing goes on in place
+    let (lost, _, pod, restart) = step(&["--fail", "pod1"]);
+    assert!(lost == 64 && pod.is_none() && restart == healthy);
+    let (lost, unchanged, spines, restart) = step(&["--fail", "spine=50%"]);
+    assert!(lost == 0 && unchanged == healthy && spines > healthy && restart > healthy);
+}
+
+#[test]
+fn a_picture_is_drawn_of_each_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    for words in [
+        &["plan", "--hosts", "4"][..],
+        &["simulate", "run", "--hosts", "4", "--fail", "tor3@2h+1h", "--for", "1d"],
+        &["simulate", "sweep", "--hosts", "4", "--lost", "1-2", "--patterns", "3"],
+        &["simulate", "month", "--hosts", "4", "--mtbf", "5000h", "--runs", "3", "--spares", "1"],
+        &["simulate", "serve", "--rate", "1,2", "--strategy", "ours,restart"],
+    ] {
+        let file = folder.path().join(format!("{}.svg", words[1].trim_start_matches('-')));
+        let plain = said(words);
+        let with = said(&[words, &["--svg", file.to_str().unwrap()]].concat());
+        assert_eq!(plain, with, "the answer is the same");
+        let svg = std::fs::read_to_string(&file).unwrap();
+        assert!(svg.contains("<svg") && svg.contains("ours"), "{words:?}");
+    }
+}
+
+/// Where nothing is spare, a restart leaves hosts out until they are repaired.
+#[test]
+fn spare_hosts_are_counted() {
+    let of = |spares: &str| {
+        let words = "simulate month --hosts 8 --mtbf 2000h --repair 5d --runs 5 --spares";
+        let words: Vec<&str> = words.split(' ').chain([spares]).collect();
+        let report = json(&words);
+        let row = |n: usize| report["strategies"][n].clone();
+        let number = |row: &serde_json::Value, name: &str| row[name].as_f64().unwrap();
+        let (restart, ours) = (row(0), row(5));
+        (number(&restart, "share"), number(&restart, "fewer_s"), number(&ours, "share"))
+    };
+    let (none, one, many) = (of("0"), of("1"), of("100"));
+    assert!(none.0 < one.0 && one.0 < many.0, "{none:?} {one:?} {many:?}");
+    assert!(none.1 > one.1 && one.1 > many.1 && many.1 == 0.0);
+    assert!(none.2 == many.2 && none.2 > many.0, "what goes on in place needs none");
+    let text = said(&["simulate", "month", "--hosts", "4", "--runs", "2"]);
+    assert!(text.contains("spare hosts for restarts: as many as it takes (--spares)"), "{text}");
 }

@@ -1,13 +1,12 @@
 //! `unbroken plan --messages`: what a plan sends, message by message.
 
 use serde::Serialize;
-use unbroken_schedule::cost::Costs;
-use unbroken_schedule::planner::plan_as;
-use unbroken_schedule::{Folding, Form};
+use unbroken_schedule::cost::{volumes, Costs, Switches};
+use unbroken_schedule::Form;
 use unbroken_simulate::cluster::{Cluster, Loss};
-use unbroken_simulate::flow;
 use unbroken_simulate::messages::Traffic;
-use unbroken_simulate::strategy::Kind;
+use unbroken_simulate::outage::SwitchesLeft;
+use unbroken_simulate::strategy::{Kind, Pair};
 
 use crate::plan::several_hosts;
 use crate::{Error, Result};
@@ -46,7 +45,7 @@ pub struct Report {
 /// Every message of a collective, after the losses.
 pub(crate) fn of(
     cluster: &Cluster,
-    lost: Vec<Loss>,
+    (lost, left): (Vec<Loss>, SwitchesLeft),
     (kind, bytes): (Kind, u64),
     form: Option<Form>,
 ) -> Result<Report> {
@@ -57,20 +56,23 @@ pub(crate) fn of(
         let text = format!("{ranks} GPUs send too many; at most {MOST_RANKS} are right");
         return Err(Error::value("messages", text));
     }
-    let (clos, costs) = (cluster.clos(), Costs::default());
+    let healthy = cluster.topology(0..cluster.hosts, (cluster.gpus, 1), &[])?;
+    let over = |clos| Switches::over(clos, 0..cluster.hosts);
+    let (before, switches) = (over(cluster.clos()), over(left.of(cluster.clos())));
+    let (costs, now) = (&Costs::default(), &topology);
+    let pair = Pair { healthy: &healthy, now, before: &before, switches: &switches, costs, form };
     let collective = kind.of(bytes, ranks)?;
     let wrong = |e: &dyn std::fmt::Display| Error::value("messages", e.to_string());
-    let planned = plan_as(&topology, &collective, &costs, Folding::Any, form);
-    let planned = planned.map_err(|e| wrong(&e))?;
-    let time = flow::time(&planned.plan, &topology, &clos, &costs);
-    let traffic = Traffic::of(&planned.plan, &topology, &clos, &costs).map_err(|e| wrong(&e))?;
+    let (plan, _) = pair.plan(&collective).map_err(|e| wrong(&e))?;
+    let time = volumes::time(&plan, &topology, &switches, costs);
+    let traffic = Traffic::of(&plan, &topology, &switches, costs).map_err(|e| wrong(&e))?;
     Ok(Report {
         cluster: cluster.clone(),
         lost,
         collective: kind,
         bytes,
-        shape: Form::of(planned.plan.choice()).name(),
-        chunks: planned.plan.chunks(),
+        shape: Form::of(plan.choice()).name(),
+        chunks: plan.chunks(),
         us: time.us,
         busiest_us: time.busiest_us,
         first_us: time.first_us,

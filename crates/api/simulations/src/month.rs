@@ -10,7 +10,7 @@ use unbroken_simulate::step::Simulation;
 use unbroken_simulate::strategy::Strategy;
 use unbroken_units::read;
 
-use crate::options::{count, within, RecoveryArgs, SubjectArgs};
+use crate::options::{count, within, RecoveryArgs, SparesArgs, SubjectArgs};
 use crate::{on_cores, Error, Result, Watch};
 
 /// The question.
@@ -49,6 +49,8 @@ pub struct MonthArgs {
     subject: SubjectArgs,
     #[command(flatten)]
     recovery: RecoveryArgs,
+    #[command(flatten)]
+    spares: SparesArgs,
 }
 
 /// A time, or never.
@@ -119,12 +121,17 @@ pub struct Row {
     pub share: f64,
     /// Work done in the worst run, in parts of what a healthy cluster does.
     pub least: f64,
+    /// The most spare hosts that stood for others at once, in any run.
+    pub spares: usize,
+    /// Time on fewer hosts, since no spare host was left.
+    pub fewer_s: f64,
 }
 
 /// Answers it.
 pub fn month(args: &MonthArgs, watch: &Watch) -> Result<(Simulation, Report)> {
     let (simulation, contents) = args.subject.read(watch)?;
     let recovery = args.recovery.over(contents.over("recovery", Recovery::default())?);
+    let recovery = args.spares.over(recovery);
     let rates = args.rates(contents.over("rates", PartRates::default())?);
     watch.expect(args.runs as usize);
     let of_run = |number| {
@@ -150,6 +157,8 @@ pub fn month(args: &MonthArgs, watch: &Watch) -> Result<(Simulation, Report)> {
             stopped_s: mean(|g| g.stopped_s),
             share: mean(|g| g.share),
             least: runs.iter().map(|run| run[at].share).fold(1.0, f64::min),
+            spares: runs.iter().map(|run| run[at].spares).max().unwrap_or(0),
+            fewer_s: mean(|g| g.fewer_s),
         }
     };
     let report = Report {

@@ -8,6 +8,8 @@ use clap::{Args, ValueEnum};
 use unbroken_simulate::cluster::{Cluster, Loss};
 use unbroken_simulate::failures::Recovery;
 use unbroken_simulate::job::{ContextExchange, Experts, Job, Model};
+use unbroken_simulate::outage::Outage;
+use unbroken_simulate::preset::Preset;
 use unbroken_simulate::step::Simulation;
 use unbroken_units::read;
 
@@ -40,16 +42,21 @@ struct ClusterArgs {
 #[derive(Args)]
 #[command(next_help_heading = "Cluster")]
 pub(crate) struct HostArgs {
+    /// Servers that are known: a100 (NICs of 200 Gbit/s), h100, h200, b200 (400 Gbit/s). They say
+    /// what NICs and NVLink carry, what a GPU computes and its memory [default: a100; serving:
+    /// h100]
+    #[arg(long, value_name = "NAME", value_parser = preset)]
+    preset: Option<Preset>,
     /// GPUs of a host; those that share NVLink are one host [default: 8]
     #[arg(long, value_name = "COUNT", value_parser = count::<usize>)]
     gpus: Option<usize>,
     /// NICs of a host, each on a rail of its own [default: as many as GPUs]
     #[arg(long, value_name = "COUNT", value_parser = count::<usize>)]
     nics: Option<usize>,
-    /// What a NIC carries in each direction [default: 200G; serving: 400G]
+    /// What a NIC carries in each direction [default: the preset's]
     #[arg(long, value_name = "RATE", value_parser = mbps)]
     nic_rate: Option<u32>,
-    /// What a GPU sends to others of its host [default: 2.4T; serving: 3.6T]
+    /// What a GPU sends to others of its host [default: the preset's]
     #[arg(long, value_name = "RATE", value_parser = mbps)]
     nvlink_rate: Option<u32>,
     /// Ports of a NIC, each to switches of its own: 1 or 2 [default: 1]
@@ -130,14 +137,17 @@ struct JobArgs {
     /// Sequences of a micro-batch [default: 1]
     #[arg(long, value_name = "COUNT", value_parser = count::<usize>)]
     micro_batch: Option<usize>,
-    /// What a GPU computes at most, in TFLOP/s [default: 312]
+    /// What a GPU computes at most, in TFLOP/s [default: the preset's]
     #[arg(long, value_name = "NUMBER", value_parser = number)]
     peak: Option<f64>,
-    /// The part of it that the job attains while it computes [default: 0.5]
-    #[arg(long, value_name = "SHARE", value_parser = read::loss, conflicts_with = "share")]
+    /// The memory of a GPU in GB, of which the job may have nine tenths [default: the preset's]
+    #[arg(long, value_name = "NUMBER", value_parser = number)]
+    memory: Option<f64>,
+    /// The part of the peak that the job attains while it computes [default: 0.5]
+    #[arg(long, value_name = "SHARE", value_parser = share, conflicts_with = "share")]
     efficiency: Option<f64>,
     /// Instead: GPUs compute so fast that communication between hosts is this share of a step
-    #[arg(long, value_name = "SHARE", value_parser = read::loss)]
+    #[arg(long, value_name = "SHARE", value_parser = share)]
     share: Option<f64>,
 }
 
@@ -162,6 +172,30 @@ impl RecoveryArgs {
             restart_s: self.restart.unwrap_or(of_file.restart_s),
             checkpoint_s: self.checkpoint.unwrap_or(of_file.checkpoint_s),
             switch_s: self.switch.unwrap_or(of_file.switch_s),
+            ..of_file
+        }
+    }
+}
+
+/// Hosts that stand ready.
+#[derive(Args)]
+#[command(next_help_heading = "Recovery")]
+pub struct SparesArgs {
+    /// Spare hosts; without one a restarted job has fewer [default: as many as it takes]
+    #[arg(long, value_name = "COUNT", value_parser = count::<usize>)]
+    spares: Option<usize>,
+    /// From a failure until a spare host is in the place of another, before the restart [default:
+    /// 0s]
+    #[arg(long, value_name = "TIME", value_parser = read::time)]
+    replace: Option<f64>,
+}
+
+impl SparesArgs {
+    pub(crate) fn over(&self, of_file: Recovery) -> Recovery {
+        Recovery {
+            spares: self.spares.or(of_file.spares),
+            replace_s: self.replace.unwrap_or(of_file.replace_s),
+            ..of_file
         }
     }
 }
@@ -170,12 +204,19 @@ impl SubjectArgs {
     /// What is simulated, and what else the file has.
     pub(crate) fn read(&self, watch: &Watch) -> Result<(Simulation, Contents)> {
         let contents = Contents::read(self.file.as_deref())?;
-        let cluster = self.cluster.alike.over(Cluster::default(), &contents)?;
+        let preset = self.cluster.alike.preset;
+        let usual = Cluster::default();
+        let usual = preset.map_or(usual.clone(), |preset| preset.cluster(usual));
+        let cluster = self.cluster.alike.over(usual, &contents)?;
         let hosts = self.cluster.hosts.unwrap_or(cluster.hosts);
         let cluster = Cluster { hosts, ..cluster };
         // else a layout would divide by it
         cluster.check()?;
-        let job = self.job.over(&contents, &cluster)?;
+        let job = self.job.over(preset, &contents, &cluster)?;
+        // the usual job stands in where collectives alone are asked about
+        if self.job.model.is_some() || contents.has("job", "model") {
+            job.check_memory(&cluster)?;
+        }
         let simulation = Simulation::new(&cluster, &job)?;
         let simulation = match self.job.share {
             None => simulation,
@@ -186,6 +227,11 @@ impl SubjectArgs {
 }
 
 impl HostArgs {
+    /// The servers that are named, if some are.
+    pub(crate) fn preset(&self) -> Option<Preset> {
+        self.preset
+    }
+
     /// Options over a file's table over what is usual.
     pub(crate) fn over(&self, usual: Cluster, contents: &Contents) -> Result<Cluster> {
         let file = contents.over("cluster", usual)?;
@@ -208,9 +254,11 @@ impl HostArgs {
 }
 
 impl JobArgs {
-    fn over(&self, contents: &Contents, cluster: &Cluster) -> Result<Job> {
+    fn over(&self, preset: Option<Preset>, contents: &Contents, cluster: &Cluster) -> Result<Job> {
         let usual = Job::default();
         let usual = Job {
+            peak_tflops: preset.map_or(usual.peak_tflops, |preset| preset.peak_tflops),
+            memory_gb: preset.map_or(usual.memory_gb, |preset| preset.memory_gb),
             tensor: usual.tensor.min(cluster.gpus),
             batch: usual.batch.max(8 * cluster.hosts),
             ..usual
@@ -236,6 +284,7 @@ impl JobArgs {
             micro_batch: self.micro_batch.unwrap_or(file.micro_batch),
             peak_tflops: self.peak.unwrap_or(file.peak_tflops),
             efficiency: self.efficiency.unwrap_or(file.efficiency),
+            memory_gb: self.memory.unwrap_or(file.memory_gb),
             ..file
         })
     }
@@ -271,9 +320,41 @@ pub(crate) fn mbps(text: &str) -> std::result::Result<u32, String> {
     }
 }
 
-/// A lost NIC.
-pub(crate) fn loss(text: &str) -> std::result::Result<Loss, String> {
-    text.parse::<Loss>().map_err(|e| e.to_string())
+/// What fails.
+pub(crate) fn outage(text: &str) -> std::result::Result<Outage, String> {
+    text.parse::<Outage>().map_err(|e| e.to_string())
+}
+
+/// Servers that are known.
+fn preset(name: &str) -> std::result::Result<Preset, String> {
+    name.parse::<Preset>().map_err(|e| e.to_string())
+}
+
+/// The first so many NICs of the first host. An error before anything of that size is made.
+pub(crate) fn first_nics(count: usize, cluster: &Cluster) -> Result<Vec<Loss>> {
+    if count > cluster.nics {
+        let text = format!(
+            "host0 cannot lose {count} NICs; up to {} are right, and --fail names those of others",
+            cluster.nics
+        );
+        return Err(Error::value("lost", text));
+    }
+    Ok((0..count).map(|nic| Loss { host: 0, nic, port: None, left: None }).collect())
+}
+
+/// A part of something, above 0 and up to 1.
+pub(crate) fn share(text: &str) -> std::result::Result<f64, String> {
+    let (number, unit) = match text.strip_suffix('%') {
+        Some(percent) => (percent.trim_end(), 100.0),
+        None => (text, 1.0),
+    };
+    match number.parse::<f64>().map(|number| number / unit) {
+        Ok(share) if share > 0.0 && share <= 1.0 => Ok(share),
+        Ok(share) if unit == 1.0 && (1.0..=100.0).contains(&share) => {
+            Err(format!("'{text}' is more than all; {text}% is right for {text} of 100"))
+        }
+        _ => Err(format!("'{text}' is no share; above 0 and up to 1 is right, as 0.5 or 50%")),
+    }
 }
 
 /// A whole number.

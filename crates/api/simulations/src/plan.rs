@@ -3,18 +3,20 @@
 use clap::Args;
 use rayon::prelude::*;
 use serde::Serialize;
-use unbroken_schedule::cost::Costs;
+use unbroken_schedule::cost::{Costs, Switches};
 use unbroken_schedule::Form;
 use unbroken_simulate::cluster::{Cluster, Loss};
 use unbroken_simulate::exchange::Exchange;
 use unbroken_simulate::failures::Recovery;
 use unbroken_simulate::job::Job;
+use unbroken_simulate::memory::Memory;
+use unbroken_simulate::outage::{Outage, SwitchesLeft};
 use unbroken_simulate::step::Simulation;
 use unbroken_simulate::strategy::{Done, Kind, Pair, Strategy};
 use unbroken_units::read;
 
 use crate::messages;
-use crate::options::{count, loss, RecoveryArgs, SubjectArgs};
+use crate::options::{count, first_nics, outage, RecoveryArgs, SubjectArgs};
 use crate::{on_cores, Error, Result, Watch};
 
 /// The question.
@@ -29,14 +31,16 @@ pub struct PlanArgs {
         value_parser = count::<usize>
     )]
     lost: usize,
-    /// A NIC that is lost, like host3/nic2 (one port: host3/nic2/port0; a NIC that still carries a
-    /// quarter: host3/nic2=25%); may be given again
-    #[arg(long, value_name = "NIC", value_parser = loss)]
-    fail: Vec<Loss>,
+    /// What fails: a NIC, like host3/nic2 (one port: host3/nic2/port0; a NIC that still carries a
+    /// quarter: host3/nic2=25%), a leaf (tor3: counted pod by pod), a rail (rail2), a pod (pod1), a
+    /// quarter of the spines (spine=75% is left), of the cores (core=75%); may be given again
+    #[arg(long, value_name = "WHAT", value_parser = outage)]
+    fail: Vec<Outage>,
     /// Bytes of each collective
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = read::size)]
     size: u64,
-    /// The shape of those collectives that can have it (ring, stars, …; docs/guide/collectives.md)
+    /// The shape, after the failure, of those collectives that can have it (ring, stars, …;
+    /// docs/guide/collectives.md)
     #[arg(long, value_name = "SHAPE")]
     shape: Option<Form>,
     #[command(flatten)]
@@ -52,8 +56,14 @@ pub struct Report {
     pub cluster: Cluster,
     /// The job.
     pub job: Job,
-    /// What is lost.
+    /// What fails, as it was asked for; empty where only the number of NICs was.
+    pub fails: Vec<String>,
+    /// The NICs that are lost.
     pub lost: Vec<Loss>,
+    /// What is left of the spines, and of the cores, in parts of what they carry.
+    pub spines_left: f64,
+    /// See there.
+    pub cores_left: f64,
     /// Bytes of each collective.
     pub bytes: u64,
     /// What a failure costs once.
@@ -62,6 +72,8 @@ pub struct Report {
     pub collectives: Vec<Row>,
     /// What a stage of the job exchanges in a step.
     pub exchanges: Vec<Exchange>,
+    /// What a GPU of the job has in its memory, in bytes.
+    pub memory: Memory,
     /// A step while nothing is lost.
     pub step_s: f64,
     /// The part of it in which NICs are waited for.
@@ -108,16 +120,12 @@ pub struct OfStrategy {
 }
 
 impl PlanArgs {
-    /// What is lost of a cluster.
-    fn losses(&self, cluster: &Cluster) -> Result<Vec<Loss>> {
-        let lost: Vec<Loss> = match self.fail.is_empty() {
-            true => {
-                (0..self.lost).map(|nic| Loss { host: 0, nic, port: None, left: None }).collect()
-            }
-            false => self.fail.clone(),
-        };
-        lost.iter().try_for_each(|loss| cluster.check_loss(loss))?;
-        Ok(lost)
+    /// What is lost of a cluster, and what is left of its switches.
+    fn losses(&self, cluster: &Cluster) -> Result<(Vec<Loss>, SwitchesLeft)> {
+        match self.fail.is_empty() {
+            true => Ok((first_nics(self.lost, cluster)?, SwitchesLeft::default())),
+            false => Ok(cluster.outages(&self.fail)?),
+        }
     }
 
     /// Every message of a collective, instead.
@@ -131,12 +139,17 @@ impl PlanArgs {
 /// Answers it.
 pub fn plan(args: &PlanArgs, watch: &Watch) -> Result<(Simulation, Report)> {
     let (simulation, contents) = args.subject.read(watch)?;
+    let (lost, left) = args.losses(simulation.cluster())?;
+    let simulation = simulation.with_form(args.shape);
+    let simulation = match left == SwitchesLeft::default() {
+        true => simulation,
+        false => simulation.with_switches(left)?,
+    };
     let cluster = simulation.cluster();
-    let lost = args.losses(cluster)?;
     let recovery = args.recovery.over(contents.over("recovery", Recovery::default())?);
     let healthy = simulation.healthy();
     let found = on_cores(None, || {
-        let collectives = collectives(cluster, &lost, (args.size, args.shape), watch)?;
+        let collectives = collectives(cluster, (&lost, left), (args.size, args.shape), watch)?;
         Ok::<_, Error>((collectives, strategies(&simulation, &lost, &recovery, watch)))
     })?;
     let (collectives, strategies) = found?;
@@ -144,11 +157,15 @@ pub fn plan(args: &PlanArgs, watch: &Watch) -> Result<(Simulation, Report)> {
     let report = Report {
         cluster: cluster.clone(),
         job: simulation.job().clone(),
+        fails: args.fail.iter().map(Outage::to_string).collect(),
         lost,
+        spines_left: left.spines,
+        cores_left: left.cores,
         bytes: args.size,
         recovery,
         collectives,
         exchanges: simulation.exchanges(),
+        memory: simulation.job().memory(&simulation.layout()),
         step_s: healthy.total_s(),
         network_share: healthy.network_share(),
         strategies,
@@ -169,15 +186,18 @@ pub(crate) fn several_hosts(cluster: &Cluster) -> Result<()> {
 
 fn collectives(
     cluster: &Cluster,
-    lost: &[Loss],
+    (lost, left): (&[Loss], SwitchesLeft),
     (bytes, form): (u64, Option<Form>),
     watch: &Watch,
 ) -> Result<Vec<Row>> {
     several_hosts(cluster)?;
     let topology = |lost: &[Loss]| cluster.topology(0..cluster.hosts, (cluster.gpus, 1), lost);
     let (healthy, now) = (topology(&[])?, topology(lost)?);
-    let (clos, costs) = (cluster.clos(), Costs::default());
-    let pair = Pair { healthy: &healthy, now: &now, clos: &clos, costs: &costs, form };
+    let over = |clos| Switches::over(clos, 0..cluster.hosts);
+    let (before, switches) = (over(cluster.clos()), over(left.of(cluster.clos())));
+    let costs = &Costs::default();
+    let pair =
+        Pair { healthy: &healthy, now: &now, before: &before, switches: &switches, costs, form };
     // all ways of all operations side by side
     let of_kind = |kind| {
         let ways = [None].into_iter().chain(Strategy::IN_PLACE.map(Some));

@@ -74,6 +74,10 @@ mod tests {
         for (words, argument, part) in [
             (&["plan", "--hosts=-1"][..], "hosts", "'-1' is no count; a whole number such as 8"),
             (&["plan", "--nic-rate=5Q"], "nic-rate", "400G (400 Gbit/s)"),
+            (&["plan", "--efficiency=50"], "efficiency", "'50' is more than all; 50% is right"),
+            (&["plan", "--share=x"], "share", "'x' is no share; above 0 and up to 1 is right"),
+            (&["plan", "--fail=leaf3"], "fail", "tor3, rail2, pod1, spine=75%"),
+            (&["plan", "--preset=x"], "preset", "there are a100, h100, h200, b200"),
             (&["plan", "--peak=much"], "peak", "'much' is no number; one such as 1.5"),
             (&["plan", "--share=1", "--efficiency=1"], "share", "cannot be used with"),
             (&["run", "--for=1d"], "fail", "required"),

@@ -8,22 +8,28 @@ use serde::Serialize;
 use unbroken_simulate::cluster::{Cluster, Loss};
 use unbroken_simulate::failures::{goodput, moments, Event, Goodput, Lost, Recovery};
 use unbroken_simulate::job::Job;
+use unbroken_simulate::outage::Outage;
 use unbroken_simulate::step::Simulation;
 use unbroken_simulate::strategy::Strategy;
 use unbroken_simulate::trace::{self, Failing};
 use unbroken_units::{read, show};
 
 use crate::file;
-use crate::options::{loss, RecoveryArgs, SubjectArgs};
+use crate::options::{outage, RecoveryArgs, SparesArgs, SubjectArgs};
 use crate::{on_cores, Error, Result, Watch};
 
 /// The question.
 #[derive(Args)]
 pub struct RunArgs {
-    /// A NIC and when it fails, like host3/nic2@120s (repaired after an hour: @120s+1h); may be
-    /// given again
-    #[arg(long, value_name = "NIC@TIME", value_parser = failure, required_unless_present = "trace")]
-    fail: Vec<Failing>,
+    /// A NIC, a leaf (tor3), a rail (rail2) or a pod (pod1), and when it fails, like
+    /// host3/nic2@120s (repaired after an hour: @120s+1h); may be given again
+    #[arg(
+        long,
+        value_name = "WHAT@TIME",
+        value_parser = failure,
+        required_unless_present = "trace"
+    )]
+    fail: Vec<Failure>,
     /// Instead: failures of this file
     #[arg(long, value_name = "FILE", conflicts_with = "fail")]
     trace: Option<PathBuf>,
@@ -34,9 +40,19 @@ pub struct RunArgs {
     subject: SubjectArgs,
     #[command(flatten)]
     recovery: RecoveryArgs,
+    #[command(flatten)]
+    spares: SparesArgs,
 }
 
-fn failure(text: &str) -> std::result::Result<Failing, String> {
+/// What fails, when, and how long its repair takes.
+#[derive(Clone, Copy, Debug)]
+struct Failure {
+    what: Outage,
+    at_s: f64,
+    repair_s: Option<f64>,
+}
+
+fn failure(text: &str) -> std::result::Result<Failure, String> {
     const RIGHT: &str = "host3/nic2@120s and host3/nic2@120s+1h are right";
     let (nic, when) =
         text.split_once('@').ok_or_else(|| format!("'{text}' has no time; {RIGHT}"))?;
@@ -44,8 +60,8 @@ fn failure(text: &str) -> std::result::Result<Failing, String> {
         Some((at, repair)) => (at, Some(repair)),
         None => (when, None),
     };
-    Ok(Failing {
-        loss: loss(nic)?,
+    Ok(Failure {
+        what: outage(nic)?,
         at_s: read::time(at)?,
         repair_s: repair.map(read::time).transpose()?,
     })
@@ -60,6 +76,8 @@ pub struct Report {
     pub job: Job,
     /// How long all is watched.
     pub horizon_s: f64,
+    /// What a failure costs once, and which hosts stand ready.
+    pub recovery: Recovery,
     /// What is lost, and what a step then takes.
     pub changes: Vec<Change>,
     /// What becomes of the job.
@@ -91,6 +109,7 @@ pub struct OfStrategy {
 pub fn run(args: &RunArgs, watch: &Watch) -> Result<(Simulation, Report)> {
     let (simulation, contents) = args.subject.read(watch)?;
     let recovery = args.recovery.over(contents.over("recovery", Recovery::default())?);
+    let recovery = args.spares.over(recovery);
     let events = trace::events(&args.failing(&simulation)?, args.lasts);
     watch.expect(1 + moments(&events).count() + Strategy::ALL.len());
     let of = |strategy| {
@@ -107,6 +126,7 @@ pub fn run(args: &RunArgs, watch: &Watch) -> Result<(Simulation, Report)> {
         cluster: simulation.cluster().clone(),
         job: simulation.job().clone(),
         horizon_s: args.lasts,
+        recovery,
         changes,
         strategies,
     };
@@ -121,20 +141,21 @@ impl RunArgs {
             let wrong = |e| Error::value("trace", format!("{}: {e}", path.display()));
             return read.map_err(wrong);
         }
-        for failing in &self.fail {
-            simulation.cluster().check_loss(&failing.loss)?;
-            if failing.at_s >= self.lasts {
+        let mut all = Vec::new();
+        for Failure { what, at_s, repair_s } in self.fail.iter().copied() {
+            let lost = trace::nics_of(simulation.cluster(), what)?;
+            all.extend(lost.into_iter().map(|loss| Failing { loss, at_s, repair_s }));
+            if at_s >= self.lasts {
                 let text = format!(
-                    "{} fails after {}, and all is watched for {}; a longer --for is right",
-                    failing.loss,
-                    show::time_s(failing.at_s),
+                    "{what} fails after {}, and all is watched for {}; a longer --for is right",
+                    show::time_s(at_s),
                     show::time_s(self.lasts)
                 );
                 return Err(Error::value("for", text));
             }
         }
-        if let Some((first, again)) = trace::twice(&self.fail) {
-            let (first, again) = (&self.fail[first], &self.fail[again]);
+        if let Some((first, again)) = trace::twice(&all) {
+            let (first, again) = (&all[first], &all[again]);
             let text = format!(
                 "{} is lost already when it fails after {}; a repair of its failure after {} \
                  before that is right",
@@ -144,7 +165,7 @@ impl RunArgs {
             );
             return Err(Error::value("fail", text));
         }
-        Ok(self.fail.clone())
+        Ok(all)
     }
 }
 
@@ -174,6 +195,6 @@ mod tests {
         assert_eq!(failure("host3/nic2@2m").unwrap().repair_s, None);
         assert!(failure("host3/nic2").unwrap_err().contains("has no time"));
         assert!(failure("host3/nic2@5").unwrap_err().contains("has no unit"));
-        assert!(failure("nic2@5s").unwrap_err().contains("host3/nic2 is right"));
+        assert!(failure("nic2@5s").unwrap_err().contains("tor3, rail2, pod1"));
     }
 }

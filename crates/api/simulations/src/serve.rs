@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use rayon::prelude::*;
 use serde::Serialize;
-use unbroken_simulate::cluster::Loss;
+use unbroken_simulate::cluster::{Cluster, Loss};
 use unbroken_simulate::failures::Recovery;
 use unbroken_simulate::inference::arrivals::{trace, Pattern, Request, Stream};
 use unbroken_simulate::inference::handling::{Handling, Times};
@@ -14,10 +14,12 @@ use unbroken_simulate::inference::model::Llm;
 use unbroken_simulate::inference::results::Outcome;
 use unbroken_simulate::inference::serving::{Gpu, Serving};
 use unbroken_simulate::inference::{Service, When};
+use unbroken_simulate::outage::Outage;
+use unbroken_simulate::trace::nics_of;
 use unbroken_units::{read, show};
 
 use crate::file::{self, Contents, Served};
-use crate::options::{cores, count, loss, number, HostArgs};
+use crate::options::{cores, count, first_nics, number, outage, share, HostArgs};
 use crate::{on_cores, Error, Result, Watch};
 
 /// The model that serves if none is named.
@@ -77,9 +79,9 @@ pub struct ServeArgs {
         value_parser = count::<usize>
     )]
     lost: usize,
-    /// A NIC that is lost, like host1/nic2; may be given again
-    #[arg(long, value_name = "NIC", value_parser = loss)]
-    fail: Vec<Loss>,
+    /// What is lost: a NIC, like host1/nic2, a leaf (tor3), a rail (rail2); may be given again
+    #[arg(long, value_name = "WHAT", value_parser = outage)]
+    fail: Vec<Outage>,
     /// When they are lost
     #[arg(long, value_name = "TIME", value_parser = read::time, default_value = "50s")]
     at: f64,
@@ -124,20 +126,21 @@ struct ServingArgs {
     /// Stages of an instance's pipeline [default: 2, or 1 with --disaggregated]
     #[arg(long, value_name = "COUNT", value_parser = count::<usize>)]
     pipeline: Option<usize>,
-    /// What a GPU computes at most, in TFLOP/s [default: 989]
+    /// What a GPU computes at most, in TFLOP/s [default: the preset's]
     #[arg(long, value_name = "NUMBER", value_parser = number)]
     peak: Option<f64>,
     /// The part of it that prompts attain [default: 0.5]
-    #[arg(long, value_name = "SHARE", value_parser = read::loss)]
+    #[arg(long, value_name = "SHARE", value_parser = share)]
     efficiency: Option<f64>,
-    /// The memory of a GPU in GB, of which weights and KV cache have nine tenths [default: 80]
+    /// The memory of a GPU in GB, of which weights and KV cache have nine tenths [default: the
+    /// preset's]
     #[arg(long, value_name = "NUMBER", value_parser = number)]
     memory: Option<f64>,
-    /// What it reads at most, in GB/s [default: 3350]
+    /// What it reads at most, in GB/s [default: the preset's]
     #[arg(long, value_name = "NUMBER", value_parser = number)]
     memory_rate: Option<f64>,
     /// The part of it that answers attain [default: 0.8]
-    #[arg(long, value_name = "SHARE", value_parser = read::loss)]
+    #[arg(long, value_name = "SHARE", value_parser = share)]
     memory_efficiency: Option<f64>,
     /// Bytes of a weight: 2 (BF16) or 1 (FP8) [default: 2]
     #[arg(long, value_name = "COUNT", value_parser = number)]
@@ -198,8 +201,12 @@ impl ServingArgs {
         let name = self.model.as_deref().or(of_file.model.as_deref()).unwrap_or(USUAL_MODEL);
         let disaggregated = self.disaggregated || of_file.disaggregated;
         let usual = Serving::new(Llm::named(name)?, disaggregated);
-        let cluster = self.cluster.over(usual.cluster.clone(), contents)?;
-        let gpu = contents.over("gpu", usual.gpu)?;
+        let preset = self.cluster.preset();
+        let of_preset = usual.cluster.clone();
+        let of_preset = preset.map_or(of_preset.clone(), |preset| preset.cluster(of_preset));
+        let cluster = self.cluster.over(of_preset, contents)?;
+        let gpu = preset.map_or(usual.gpu, |preset| preset.gpu(usual.gpu));
+        let gpu = contents.over("gpu", gpu)?;
         let gpu = Gpu {
             peak_tflops: self.peak.unwrap_or(gpu.peak_tflops),
             efficiency: self.efficiency.unwrap_or(gpu.efficiency),
@@ -254,13 +261,17 @@ impl ServeArgs {
         self.rate.0.iter().map(load).collect()
     }
 
-    fn losses(&self) -> Vec<Loss> {
-        match self.fail.is_empty() {
-            true => {
-                (0..self.lost).map(|nic| Loss { host: 0, nic, port: None, left: None }).collect()
-            }
-            false => self.fail.clone(),
+    fn losses(&self, cluster: &Cluster) -> Result<Vec<Loss>> {
+        if self.fail.is_empty() {
+            return first_nics(self.lost, cluster);
         }
+        let mut lost = Vec::new();
+        for outage in &self.fail {
+            lost.extend(nics_of(cluster, *outage)?);
+        }
+        lost.sort_unstable();
+        lost.dedup();
+        Ok(lost)
     }
 
     fn when(&self) -> When {
@@ -324,7 +335,9 @@ pub struct Row {
 pub fn serve(args: &ServeArgs, watch: &Watch) -> Result<Report> {
     let contents = Contents::read(args.serving.file.as_deref())?;
     let serving = args.serving.read(&contents)?;
-    let service = Service::new(serving, &args.losses())?.with_stop(watch.stopper());
+    let serving = serving.checked()?;
+    let lost = args.losses(&serving.cluster)?;
+    let service = Service::new(serving, &lost)?.with_stop(watch.stopper());
     let loads = args.loads()?;
     if args.trace.is_none() && args.at_token.is_none() && args.at >= args.lasts {
         let text = format!(

@@ -51,6 +51,13 @@ impl Unit {
     pub fn write(self, figure: f64) -> String {
         let (of, name) = match (self, self.ladder()) {
             (Unit::Probability, _) => return show::power_of_ten(figure),
+            // what is less than a hundredth of a percent says nothing more
+            (Unit::Percent, _) if figure != 0.0 && figure.abs() < 0.005 => {
+                return "< 0.01 %".into();
+            }
+            (Unit::Percent, _) if figure.abs() < 1.0 => {
+                return format!("{} %", plain((figure * 100.0).round() / 100.0));
+            }
             (Unit::Percent, _) => (1.0, " %"),
             (_, None) => (1.0, ""),
             (_, Some((one, ladder))) => {
@@ -317,10 +324,12 @@ mod tests {
                 (Unit::Ms, 0.0),
                 (Unit::Gbps, 0.25),
                 (Unit::Percent, 87.46),
+                (Unit::Percent, 0.178),
+                (Unit::Percent, 0.00729),
                 (Unit::Ns, 83.0)
             ]
             .map(|(unit, figure)| unit.write(figure)),
-            ["2.59 ms", "0 ms", "250 Mbit/s", "87.5 %", "83 ns"]
+            ["2.59 ms", "0 ms", "250 Mbit/s", "87.5 %", "0.18 %", "< 0.01 %", "83 ns"]
         );
     }
 

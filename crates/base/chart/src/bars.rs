@@ -1,4 +1,4 @@
-//! Panels of bars: a row of them for each thing, from the left.
+//! Panels of bars: a row of them for each thing, from the left; dots on a logarithmic axis.
 
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, VPos};
@@ -69,10 +69,20 @@ impl Bars {
                 let bottom = top + thick * 0.86;
                 let corners =
                     [(0, top.round() as i32), (end.round() as i32, bottom.round() as i32)];
-                theme::bar(&inside, series.colour, place, corners)?;
-                let words = theme::words(false, HPos::Left, VPos::Center);
                 let middle = ((top + bottom) / 2.0).round() as i32;
-                let at = (end.round() as i32 + fine(5.0), middle);
+                let free = match self.x.log {
+                    false => {
+                        theme::bar(&inside, series.colour, place, corners)?;
+                        5.0
+                    }
+                    // where there is no 0, the length of a bar says nothing
+                    true => {
+                        theme::mark(&inside, series.colour, (end.round() as i32, middle))?;
+                        9.0
+                    }
+                };
+                let words = theme::words(false, HPos::Left, VPos::Center);
+                let at = (end.round() as i32 + fine(free), middle);
                 inside.draw(&Text::new(self.x.unit.write(*value), at, words))?;
             }
         }

@@ -40,6 +40,8 @@ pub struct Line {
 
 /// Room for a row of markers' words.
 const MARKER_ROW: f64 = 0.8 * ROW;
+/// Points that are nearer, in parts of the frame, lie on each other.
+const HIDDEN: f64 = 0.005;
 /// Marks on a line that has more points than that.
 const MARKS: usize = 8;
 
@@ -174,7 +176,25 @@ impl Lines {
         let head = head + MARKER_ROW * rows as f64;
         let inside = frame::draw(area, &x, &y, head, frame::Grid::Both)?;
         self.draw_markers(area, &inside, &x, &words)?;
-        self.lines.iter().try_for_each(|line| line.draw(area, &inside, &x, &y))
+        self.lines.iter().enumerate().try_for_each(|(place, line)| {
+            let hides = line.look == Look::Solid && self.hides_another(place, &x, &y);
+            let look = if hides { Look::Dashed } else { line.look };
+            line.clone().looking(look).draw(area, &inside, &x, &y)
+        })
+    }
+
+    /// Whether a line lies on one that is drawn before it, so that nobody would see that one.
+    fn hides_another(&self, place: usize, x: &Scale, y: &Scale) -> bool {
+        let near = |a: f64, b: f64| (a.is_nan() && b.is_nan()) || (a - b).abs() < HIDDEN;
+        let line = &self.lines[place];
+        let lies_on = |other: &&Line| {
+            let mut pairs = line.points.iter().zip(&other.points);
+            line.points.len() == other.points.len()
+                && pairs.all(|(a, b)| {
+                    near(x.share(a.0), x.share(b.0)) && near(y.share(a.1), y.share(b.1))
+                })
+        };
+        self.lines[..place].iter().any(|other| lies_on(&other))
     }
 
     /// Upright lines in the frame, and their words above it.
@@ -250,5 +270,20 @@ mod tests {
         let places: Vec<(f64, usize)> = lines.marker_rows(&x, 300.0).collect();
         assert_eq!([places[0].1, places[1].1, places[2].1], [0, 1, 0]);
         assert!(places[2].0 + theme::width("the very end") / 2.0 <= 300.0, "not clipped");
+    }
+
+    #[test]
+    fn a_line_that_lies_on_another_is_dashed() {
+        let line = |colour, high: f64| Line::new("x", colour, vec![(0.0, high), (1.0, f64::NAN)]);
+        let axis = || Axis::linear("", 0.0, 1.0, crate::axis::Unit::Plain);
+        let lines = Lines {
+            title: String::new(),
+            x: axis(),
+            y: axis(),
+            lines: vec![line(0, 0.5), line(1, 0.9), line(2, 0.501)],
+            markers: Vec::new(),
+        };
+        let (x, y) = (axis::scale(&lines.x, |_| true), axis::scale(&lines.y, |_| true));
+        assert_eq!([0, 1, 2].map(|place| lines.hides_another(place, &x, &y)), [false, false, true]);
     }
 }

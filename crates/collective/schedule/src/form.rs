@@ -20,7 +20,6 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::planner::LEAST_PIECE_BYTES;
-use crate::rerank;
 use crate::{Choice, Folding, Grouping, Operation, Owners, Shape, Topology};
 
 /// A way of doing an operation, by name.
@@ -118,8 +117,14 @@ impl Form {
         }
     }
 
-    /// The choices that have this form, less their chunks.
-    pub(crate) fn choices(self, topology: &Topology, folding: Folding) -> Vec<Choice> {
+    /// The choices that have this form, less their chunks. `bridged_ring` is that of the topology
+    /// ([`crate::rerank`]).
+    pub(crate) fn choices(
+        self,
+        topology: &Topology,
+        bridged_ring: &[usize],
+        folding: Folding,
+    ) -> Vec<Choice> {
         let of = |shape, owners, channels| Choice {
             owners,
             channels,
@@ -129,8 +134,8 @@ impl Form {
         let narrow_or_wide =
             |shape, owners: Owners| [Some(1), None].map(|c| of(shape, owners.clone(), c)).to_vec();
         let bridged = |choices: Vec<Choice>| {
-            let ring = rerank::bridged_ring(topology);
-            choices.into_iter().map(|c| Choice { ring: Some(ring.clone()), ..c }).collect()
+            let ring = || Some(bridged_ring.to_vec());
+            choices.into_iter().map(|c| Choice { ring: ring(), ..c }).collect()
         };
         match self {
             Form::OneShot => narrow_or_wide(Shape::OneShot, Owners::Equal),
@@ -194,7 +199,7 @@ mod tests {
     fn choices_have_the_form_that_they_were_made_for() {
         let t = Topology::uniform(3, 2, Host::new(2, Nic::new(100)), Fabric::RailOnly).unwrap();
         for form in Form::ALL {
-            let choices = form.choices(&t, Folding::Any);
+            let choices = form.choices(&t, &[0, 1, 2], Folding::Any);
             assert!(!choices.is_empty());
             choices.iter().for_each(|choice| assert_eq!(Form::of(choice), form));
         }

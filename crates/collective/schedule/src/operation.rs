@@ -20,7 +20,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::{Buffer, DataType, Error, ReduceOp, Slice};
+use crate::{Buffer, DataType, Error, ReduceOp, Slice, Topology};
 
 /// The most bytes that a buffer can have.
 const MAX_BYTES: u64 = 1 << 62;
@@ -191,6 +191,18 @@ impl Collective {
             return Err(Error::InPlace { what });
         }
         Ok(Collective { operation, data, in_place, ranks, offsets })
+    }
+
+    /// The hosts that send or receive something, of those that ranks are on.
+    pub fn hosts(&self, topology: &Topology) -> Vec<usize> {
+        match self.operation {
+            Operation::SendRecv { from, to, .. } => {
+                let mut both = vec![topology.host_of(from), topology.host_of(to)];
+                both.dedup();
+                both
+            }
+            _ => (0..topology.hosts().len()).collect(),
+        }
     }
 
     /// The operation.

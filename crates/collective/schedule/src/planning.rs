@@ -25,8 +25,9 @@ impl Plan {
         choice: Choice,
     ) -> Result<Plan, Error> {
         check(topology, collective, &choice)?;
+        let hosts = collective.hosts(topology);
         let most = |count: fn(&Topology, usize) -> usize| {
-            (0..topology.hosts().len()).map(|h| count(topology, h)).max().unwrap_or(1)
+            hosts.iter().map(|host| count(topology, *host)).max().unwrap_or(1)
         };
         let widest = most(|t, h| t.hosts()[h].nics.len()).max(most(|t, h| t.members(h).len()));
         let channels = choice.channels.unwrap_or(widest.min(MAX_CHANNELS));
@@ -42,8 +43,12 @@ impl Plan {
         }
         let Forests { forests, outsiders, owners } =
             Forests::new(topology, &choice, channels, nodes.len());
-        let direct = matches!(choice.shape, Shape::Direct | Shape::OneShot)
-            || collective.operation().is_pairwise();
+        let direct = match collective.operation() {
+            // others have no part in it: which rails they have lost is no matter
+            Operation::SendRecv { .. } => false,
+            Operation::AllToAll { .. } => true,
+            _ => matches!(choice.shape, Shape::Direct | Shape::OneShot),
+        };
         let owned = match (&choice.owners, choice.grouping) {
             (Owners::Equal, _) | (_, Grouping::Ranks) => vec![1; topology.hosts().len()],
             _ => owners.iter().map(|o| o.weight).collect(),

@@ -166,6 +166,14 @@ impl Topology {
         Ok(self)
     }
 
+    /// This topology with all NICs up.
+    #[must_use]
+    pub fn healthy(mut self) -> Topology {
+        let nics = self.hosts.iter_mut().flat_map(|host| &mut host.nics);
+        nics.for_each(|nic| nic.health = Health::Up);
+        self
+    }
+
     /// This topology over another fabric.
     #[must_use]
     pub fn with_fabric(self, fabric: Fabric) -> Topology {
@@ -225,6 +233,18 @@ impl Topology {
             }
         };
         self.hosts.iter().map(useful).collect()
+    }
+
+    /// What two hosts can exchange with each other, in each direction, in Mbit/s.
+    pub fn pair_mbps(&self, a: usize, b: usize) -> u64 {
+        let (a, b) = (&self.hosts[a], &self.hosts[b]);
+        match self.fabric {
+            Fabric::AnyToAny => a.free_mbps().min(b.free_mbps()),
+            Fabric::RailOnly => {
+                let rails = a.nics.iter().zip(&b.nics);
+                rails.map(|(x, y)| x.free_mbps().min(y.free_mbps())).sum()
+            }
+        }
     }
 
     /// Whether a NIC of one host reaches a NIC of another, and both are up.

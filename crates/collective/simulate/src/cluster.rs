@@ -1,9 +1,9 @@
 //! Clusters: hosts that are alike, and what is lost of them.
 
 use serde::{Deserialize, Serialize};
+use unbroken_schedule::cost::Clos;
 use unbroken_schedule::{Fabric, Health, Host, Nic, Topology, MAX_NICS, MAX_RANKS};
 
-use crate::network::Clos;
 use crate::Error;
 
 /// Hosts that are alike, and the switches between them. What stands in a TOML file has these names;

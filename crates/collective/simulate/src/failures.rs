@@ -1,7 +1,7 @@
 //! Failures, and what a month of them costs. They come at random ([`events`], [`events_of_parts`]),
 //! or from a file ([`crate::trace`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -31,11 +31,22 @@ pub struct Recovery {
     /// From the failure until an operation goes on over other NICs. Our queue pairs give up a dead
     /// path after about 0.4 s where nothing tells of it.
     pub switch_s: f64,
+    /// Hosts that stand ready to replace others. A replaced host is ready again when it is repaired.
+    /// Without one the job starts again on fewer hosts. Missing: as many as it takes.
+    pub spares: Option<usize>,
+    /// From the failure until a spare host is in the place of another, before the restart.
+    pub replace_s: f64,
 }
 
 impl Default for Recovery {
     fn default() -> Recovery {
-        Recovery { restart_s: 68.0 * 60.0, checkpoint_s: 1800.0, switch_s: 0.4 }
+        Recovery {
+            restart_s: 68.0 * 60.0,
+            checkpoint_s: 1800.0,
+            switch_s: 0.4,
+            spares: None,
+            replace_s: 0.0,
+        }
     }
 }
 
@@ -46,6 +57,7 @@ impl Recovery {
         let again = self.restart_s + self.checkpoint_s / 2.0;
         match strategy {
             Strategy::Restart => again,
+            // it restarts on the hosts that are there
             Strategy::AdapCc => share * again,
             _ => self.switch_s,
         }
@@ -61,6 +73,10 @@ pub struct Goodput {
     pub stopped_s: f64,
     /// Work done, in parts of what a healthy cluster does in the same time.
     pub share: f64,
+    /// The most spare hosts that stood for others at once.
+    pub spares: usize,
+    /// Time on fewer hosts, since no spare host was left, in seconds.
+    pub fewer_s: f64,
 }
 
 /// A failure or a repair, in seconds from the beginning.
@@ -110,8 +126,9 @@ pub fn moments(events: &[Event]) -> impl Iterator<Item = &[Event]> {
     events.chunk_by(|a, b| a.at_s == b.at_s)
 }
 
-/// What a job makes of such a time. Where it cannot go on, it starts again on healthy hosts; so it
-/// does after each failure if that is the strategy.
+/// What a job makes of such a time. Where it cannot go on, it starts again with spare hosts for
+/// those that have lost something, or on fewer hosts; so it does after each failure if that is the
+/// strategy.
 pub fn goodput(
     simulation: &Simulation,
     events: &[Event],
@@ -123,26 +140,117 @@ pub fn goodput(
     let share = healthy.network_share();
     let (mut done_s, mut stopped_s, mut at_s) = (0.0, 0.0, 0.0);
     let (mut lost, mut rate, mut failures) = (Lost::default(), 1.0, 0);
+    let (mut pool, mut fewer_s) = (Pool::new(recovery.spares), 0.0);
+    let mut smaller = Smaller::default();
     for moment in moments(events) {
-        done_s += (moment[0].at_s - at_s) * rate;
+        let passed_s = moment[0].at_s - at_s;
+        done_s += passed_s * rate;
+        fewer_s += if pool.missing.is_empty() { 0.0 } else { passed_s };
         at_s = moment[0].at_s;
-        if lost.note(moment) {
+        let fresh = lost.note(moment);
+        // who was missing is taken back, at a checkpoint
+        stopped_s += if pool.repaired(moment) { recovery.restart_s } else { 0.0 };
+        if fresh {
             failures += 1;
             stopped_s += recovery.once_s(strategy, share);
         }
-        rate = match simulation.after(&lost.all(), strategy) {
-            Ok(step) => healthy.total_s() / step.total_s(),
-            Err(_) => {
-                // spare hosts take over
-                lost = Lost::default();
+        let cannot = simulation.after(&lost.all(), strategy).is_err();
+        if cannot || (fresh && strategy == Strategy::Restart) {
+            if cannot {
                 stopped_s += recovery.once_s(Strategy::Restart, share);
-                1.0
             }
-        };
+            stopped_s += if pool.replace(&mut lost) { recovery.replace_s } else { 0.0 };
+        }
+        let step = simulation.after(&lost.all(), strategy).unwrap_or(healthy);
+        rate = healthy.total_s() / step.total_s() * smaller.rate(simulation, pool.missing.len());
     }
     done_s += (horizon_s - at_s) * rate;
+    fewer_s += if pool.missing.is_empty() { 0.0 } else { horizon_s - at_s };
     let share = ((done_s - stopped_s) / horizon_s).max(0.0);
-    Goodput { failures, stopped_s, share }
+    Goodput { failures, stopped_s, share, spares: pool.most, fewer_s }
+}
+
+/// Spare hosts, and hosts that are being repaired.
+struct Pool {
+    /// Spare hosts that stand ready; none: as many as it takes.
+    ready: Option<usize>,
+    /// What hosts have lost that were replaced or left out, each for as many reasons as it has.
+    away: BTreeMap<Loss, usize>,
+    /// Hosts that were left out, since there was no spare one.
+    missing: BTreeSet<usize>,
+    /// Spare hosts that stand for others now, and the most that did.
+    used: usize,
+    most: usize,
+}
+
+impl Pool {
+    fn new(ready: Option<usize>) -> Pool {
+        Pool { ready, away: BTreeMap::new(), missing: BTreeSet::new(), used: 0, most: 0 }
+    }
+
+    /// Spare hosts take the places of those that have lost something; where there are none, these
+    /// are left out. Whether there was one.
+    fn replace(&mut self, lost: &mut Lost) -> bool {
+        let mut replaced = false;
+        let hosts: BTreeSet<usize> = lost.0.keys().map(|loss| loss.host).collect();
+        for (loss, reasons) in std::mem::take(&mut lost.0) {
+            *self.away.entry(loss).or_default() += reasons;
+        }
+        for host in hosts {
+            if self.missing.contains(&host) {
+                continue;
+            }
+            if self.ready.is_none_or(|ready| self.used < ready) {
+                self.used += 1;
+                self.most = self.most.max(self.used);
+                replaced = true;
+            } else {
+                self.missing.insert(host);
+            }
+        }
+        replaced
+    }
+
+    /// Takes note of hosts that are repaired. Whether one of them takes the place of one that is
+    /// missing.
+    fn repaired(&mut self, events: &[Event]) -> bool {
+        let mut back = false;
+        for event in events.iter().filter(|e| e.repaired) {
+            let Some(reasons) = self.away.get_mut(&event.loss) else { continue };
+            *reasons -= 1;
+            if *reasons > 0 {
+                continue;
+            }
+            self.away.remove(&event.loss);
+            let host = event.loss.host;
+            if self.away.keys().any(|loss| loss.host == host) {
+                continue;
+            }
+            // whatever place it had: one that is missing has a host again
+            match self.missing.take(&host).or_else(|| self.missing.pop_first()) {
+                Some(_) => back = true,
+                None => self.used = self.used.saturating_sub(1),
+            }
+        }
+        back
+    }
+}
+
+/// What a job does on fewer hosts, in parts of what it does on all; by how many are missing.
+#[derive(Default)]
+struct Smaller(BTreeMap<usize, f64>);
+
+impl Smaller {
+    fn rate(&mut self, simulation: &Simulation, missing: usize) -> f64 {
+        let of = || {
+            let step = simulation.on_fewer(missing).map(|smaller| smaller.healthy().total_s());
+            step.map_or(0.0, |step_s| simulation.healthy().total_s() / step_s)
+        };
+        if missing == 0 {
+            return 1.0;
+        }
+        *self.0.entry(missing).or_insert_with(of)
+    }
 }
 
 #[cfg(test)]
@@ -209,5 +317,48 @@ mod tests {
         };
         let done_s = 700.0 + 200.0 * rate(0..4) + 100.0 * rate(1..2);
         assert!((found.share - (done_s - 0.4) / 1000.0).abs() < 1e-12, "{found:?}");
+    }
+
+    /// Four hosts, of which three lose a NIC; two spare hosts.
+    #[test]
+    fn without_a_spare_host_a_job_goes_on_with_fewer() {
+        let cluster = Cluster { hosts: 4, ..Cluster::default() };
+        let simulation = Simulation::new(&cluster, &Job::default()).unwrap();
+        let event = |at_s, host, repaired| {
+            let loss = Loss { host, nic: 2, port: None, left: None };
+            Event { at_s, loss, repaired }
+        };
+        let events = [
+            event(10_000.0, 0, false),
+            event(20_000.0, 1, false),
+            event(30_000.0, 2, false),
+            event(80_000.0, 0, true),
+            event(90_000.0, 1, true),
+            event(95_000.0, 2, true),
+        ];
+        let of = |spares| {
+            let recovery = Recovery { spares, replace_s: 600.0, ..Recovery::default() };
+            goodput(&simulation, &events, 100_000.0, &recovery, Strategy::Restart)
+        };
+        let once_s = 4080.0 + 900.0;
+        let endless = of(None);
+        assert_eq!((endless.spares, endless.fewer_s), (3, 0.0));
+        assert!((endless.stopped_s - 3.0 * (once_s + 600.0)).abs() < 1e-6, "{endless:?}");
+        let two = of(Some(2));
+        assert_eq!((two.spares, two.fewer_s), (2, 50_000.0));
+        // the host that is repaired first is taken by the job, which starts again for it
+        let stopped_s = 3.0 * once_s + 2.0 * 600.0 + 4080.0;
+        assert!((two.stopped_s - stopped_s).abs() < 1e-6, "{two:?}");
+        // three hosts of four
+        let rate =
+            simulation.healthy().total_s() / simulation.on_fewer(1).unwrap().healthy().total_s();
+        assert!((0.7..0.8).contains(&rate), "{rate}");
+        let done_s = 50_000.0 + 50_000.0 * rate - stopped_s;
+        assert!((two.share - done_s / 100_000.0).abs() < 1e-9, "{two:?}");
+        assert!(of(Some(0)).share < two.share && two.share < endless.share);
+        // what goes on in place needs none
+        let recovery = Recovery { spares: Some(0), ..Recovery::default() };
+        let ours = goodput(&simulation, &events, 100_000.0, &recovery, Strategy::Ours);
+        assert_eq!((ours.spares, ours.fewer_s), (0, 0.0));
     }
 }

@@ -59,6 +59,8 @@ pub struct Job {
     pub peak_tflops: f64,
     /// How much of it the job attains while it computes.
     pub efficiency: f64,
+    /// What the memory of a GPU holds, in 10⁹ bytes.
+    pub memory_gb: f64,
 }
 
 /// How ranks that divide a sequence get each other's keys and values.
@@ -93,6 +95,7 @@ impl Default for Job {
             value_bytes: 2,
             peak_tflops: 312.0,
             efficiency: 0.5,
+            memory_gb: 80.0,
         }
     }
 }

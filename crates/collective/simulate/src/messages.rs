@@ -1,5 +1,5 @@
 //! Every message of a plan: what it waits for, and which links it uses. Other simulators can follow
-//! it, so that what [`crate::flow`] says can be compared with what they say.
+//! it, so that what [`unbroken_schedule::cost::volumes`] says can be compared with what they say.
 //!
 //! # How it is read
 //!
@@ -12,11 +12,9 @@
 //! which receives it waits for. Other steps take no time.
 
 use serde::Serialize;
-use unbroken_schedule::cost::Costs;
+use unbroken_schedule::cost::{Costs, Network, Switches};
 use unbroken_schedule::verify::{messages, Flaw};
 use unbroken_schedule::{Path, Plan, Topology};
-
-use crate::network::{Clos, Links};
 
 /// All that a plan sends, message by message. Links, lanes and steps are named by their position.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -58,10 +56,10 @@ impl Traffic {
     pub fn of(
         plan: &Plan,
         topology: &Topology,
-        clos: &Clos,
+        switches: &Switches,
         costs: &Costs,
     ) -> Result<Traffic, Flaw> {
-        let (schedule, links) = (plan.schedule(), Links::new(topology, clos));
+        let (schedule, links) = (plan.schedule(), Network::new(topology, switches));
         let element = schedule.collective.data().bytes();
         let (mut first, mut steps) = (Vec::new(), Vec::new());
         for program in &schedule.programs {
@@ -95,6 +93,7 @@ impl Traffic {
 mod tests {
     use super::*;
     use crate::strategy::Kind;
+    use unbroken_schedule::cost::Clos;
     use unbroken_schedule::{Choice, Fabric, Grouping, Host, Nic, Shape};
 
     #[test]
@@ -105,7 +104,8 @@ mod tests {
         let choice = Choice::new(Shape::Ring, Grouping::Hosts);
         let plan = Plan::new(&topology, &collective, choice).unwrap();
         let clos = Clos { pod_hosts: 2, oversubscription: 2.0, core_oversubscription: Some(2.0) };
-        let traffic = Traffic::of(&plan, &topology, &clos, &Costs::default()).unwrap();
+        let switches = Switches::over(clos, 0..4);
+        let traffic = Traffic::of(&plan, &topology, &switches, &Costs::default()).unwrap();
         let names = |lane: &LaneOf| -> Vec<&str> {
             lane.links.iter().map(|link| traffic.links[*link].name.as_str()).collect()
         };

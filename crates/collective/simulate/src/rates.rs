@@ -96,7 +96,7 @@ pub fn events_of_parts(
 ) -> Result<Vec<Event>, Error> {
     cluster.check()?;
     let nics = cluster.hosts * cluster.nics;
-    let pods = cluster.hosts.div_ceil(pod_hosts(cluster));
+    let pods = cluster.pods();
     check(rates, nics as f64, cluster)?;
     let mut random = Random::part(seed, number);
     let mut all = Vec::new();
@@ -120,8 +120,8 @@ pub fn events_of_parts(
     for leaf in 0..pods * cluster.nics * cluster.planes {
         let (rail, plane) = (leaf / cluster.planes, leaf % cluster.planes);
         let (pod, nic) = (rail / cluster.nics, rail % cluster.nics);
-        let first = pod * pod_hosts(cluster);
-        let last = (first + pod_hosts(cluster)).min(cluster.hosts);
+        let first = pod * cluster.hosts_of_pod();
+        let last = (first + cluster.hosts_of_pod()).min(cluster.hosts);
         fails(&mut random, rates.switch_mtbf_s, rates, |at_s, repaired| {
             all.extend((first..last).map(|host| {
                 let loss = Loss { host, nic, port: port(cluster, plane), left: None };
@@ -131,13 +131,6 @@ pub fn events_of_parts(
     }
     all.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
     Ok(all)
-}
-
-fn pod_hosts(cluster: &Cluster) -> usize {
-    match cluster.pod_hosts {
-        0 => cluster.hosts,
-        hosts => hosts,
-    }
 }
 
 /// A port, where NICs have several.

@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 
 use serde::Serialize;
-use unbroken_schedule::cost::Costs;
-use unbroken_schedule::{Collective, Topology};
+use unbroken_schedule::cost::{Clos, Costs, Switches};
+use unbroken_schedule::{Collective, Form, Topology};
 
 use crate::cluster::{Cluster, Loss};
 use crate::exchange::Exchange;
 use crate::job::{ContextExchange, Job, Layout};
+use crate::outage::SwitchesLeft;
 use crate::strategy::{Kind, Pair, Strategy};
 use crate::{Error, Stop};
 
@@ -52,8 +53,14 @@ pub struct Simulation {
     job: Job,
     layout: Layout,
     costs: Costs,
+    /// The switches, as they are now.
+    clos: Clos,
+    /// The form of those collectives that can have it, after a failure.
+    form: Option<Form>,
     /// Of a healthy cluster.
     healthy: Waits,
+    /// Of a job that begins on healthy hosts, below the switches as they are now.
+    begun: Waits,
     stop: Stop,
 }
 
@@ -69,6 +76,15 @@ struct Waits {
     expert_s: f64,
 }
 
+/// What happened, and what is done about it.
+#[derive(Clone, Copy)]
+struct Case<'l> {
+    lost: &'l [Loss],
+    strategy: Strategy,
+    clos: Clos,
+    form: Option<Form>,
+}
+
 /// Ranks that exchange something: those of some hosts, so many of each, in so many groups that do
 /// the same at the same time.
 #[derive(Clone, Copy)]
@@ -82,8 +98,13 @@ struct Group {
 }
 
 impl Group {
-    fn hosts(self) -> impl Iterator<Item = usize> {
+    fn hosts(self) -> impl Iterator<Item = usize> + Clone {
         (0..self.hosts).map(move |number| self.first + number * self.apart)
+    }
+
+    fn has(self, host: usize) -> bool {
+        let steps = host.checked_sub(self.first);
+        steps.is_some_and(|s| s.is_multiple_of(self.apart) && s / self.apart < self.hosts)
     }
 }
 
@@ -92,18 +113,49 @@ impl Simulation {
     pub fn new(cluster: &Cluster, job: &Job) -> Result<Simulation, Error> {
         cluster.check()?;
         let layout = job.layout(cluster.hosts, cluster.gpus)?;
-        let (cluster, job) = (cluster.clone(), job.clone());
-        let (costs, healthy, stop) = (Costs::default(), Waits::default(), Stop::default());
-        let mut new = Simulation { cluster, job, layout, costs, healthy, stop };
-        let (none, ours): (&[Loss], Strategy) = (&[], Strategy::Ours);
-        let experts_s = new.expert_data_s(0, none, ours)?;
-        new.healthy = Waits {
-            data_s: new.data_s(0, none, ours)? + experts_s,
-            hop_s: new.hop_s(0, none, ours)?,
-            context_s: new.context_s(0, none, ours)?,
-            expert_s: new.tokens_s(0, none, ours)?,
+        let (cluster, job, clos) = (cluster.clone(), job.clone(), cluster.clos());
+        let (costs, waits, stop) = (Costs::default(), Waits::default(), Stop::default());
+        let mut new = Simulation {
+            cluster,
+            job,
+            layout,
+            costs,
+            clos,
+            form: None,
+            healthy: waits,
+            begun: waits,
+            stop,
         };
+        new.healthy = new.waits(new.nothing_lost())?;
+        new.begun = new.healthy;
         Ok(new)
+    }
+
+    /// With so much of the spines (and of cores, where there are any) left, in parts of what they
+    /// carry: steps after failures are over these, and [`Self::healthy`] stays what it was.
+    pub fn with_switches(mut self, left: SwitchesLeft) -> Result<Simulation, Error> {
+        self.clos = left.of(self.cluster.clos());
+        self.begun = self.waits(self.nothing_lost())?;
+        Ok(self)
+    }
+
+    /// The same job on fewer hosts: on as many of those that are left as it can be laid out on. An
+    /// error: on none.
+    pub fn on_fewer(&self, missing: usize) -> Result<Simulation, Error> {
+        let left = self.cluster.hosts.saturating_sub(missing);
+        let on = |hosts| Simulation::new(&Cluster { hosts, ..self.cluster.clone() }, &self.job);
+        let fits = |hosts: &usize| self.job.layout(*hosts, self.cluster.gpus).is_ok();
+        let hosts = (1..=left).rev().find(fits);
+        hosts.map_or_else(|| Err(Error::value("hosts", "hosts", 0, "one must be left")), on)
+    }
+
+    /// With a form for those collectives of the job that can have it, after a failure.
+    pub fn with_form(self, form: Option<Form>) -> Simulation {
+        Simulation { form, ..self }
+    }
+
+    fn nothing_lost(&self) -> Case<'static> {
+        Case { lost: &[], strategy: Strategy::Ours, clos: self.clos, form: None }
     }
 
     /// Sets how fast GPUs compute, so that communication between hosts has this share (above 0,
@@ -189,41 +241,108 @@ impl Simulation {
         self.stop.check()?;
         lost.iter().try_for_each(|loss| self.cluster.check_loss(loss))?;
         match strategy {
-            Strategy::Restart => return Ok(self.healthy()),
+            // other hosts are below the same switches
+            Strategy::Restart => return Ok(self.step(self.layout.replicas, &self.begun)),
             Strategy::AdapCc => return self.without(lost),
             _ => {}
         }
-        let hosts = self.layout.stage_hosts;
-        let mut waits = self.healthy;
-        let lost_hosts: BTreeSet<usize> = lost.iter().map(|l| l.host).collect();
-        let groups = |size: usize| lost_hosts.iter().map(|h| h / size).collect::<BTreeSet<_>>();
-        // all stages wait for the slowest; those that have lost nothing are as before
-        for stage in groups(hosts) {
-            let data_s = self.data_s(stage, lost, strategy)?;
-            let experts_s = self.expert_data_s(stage, lost, strategy)?;
-            waits.data_s = waits.data_s.max(data_s + experts_s);
-        }
-        for number in groups(self.layout.hosts_of(self.job.context)) {
-            waits.context_s = waits.context_s.max(self.context_s(number, lost, strategy)?);
-        }
-        for number in groups(self.layout.hosts_of(self.job.expert_parallel)) {
-            waits.expert_s = waits.expert_s.max(self.tokens_s(number, lost, strategy)?);
-        }
-        for from in self.hops(&lost_hosts) {
-            waits.hop_s = waits.hop_s.max(self.hop_s(from, lost, strategy)?);
+        let case = Case { lost, strategy, clos: self.clos, form: self.form };
+        let mut waits = self.waits(case)?;
+        if self.is_kept(case) {
+            // all stages wait for the slowest; those that have lost nothing are as before
+            waits.data_s = waits.data_s.max(self.healthy.data_s);
+            waits.hop_s = waits.hop_s.max(self.healthy.hop_s);
+            waits.context_s = waits.context_s.max(self.healthy.context_s);
+            waits.expert_s = waits.expert_s.max(self.healthy.expert_s);
         }
         Ok(self.step(self.layout.replicas, &waits))
     }
 
-    /// Hosts from which activations go to or come from one of these.
-    fn hops(&self, lost_hosts: &BTreeSet<usize>) -> BTreeSet<usize> {
-        let (hosts, all) = (self.layout.stage_hosts, self.cluster.hosts);
-        if self.job.pipeline < 2 {
-            return BTreeSet::new();
+    /// Whether hosts that have lost nothing do what they did before.
+    fn is_kept(&self, case: Case) -> bool {
+        !case.lost.is_empty() && case.form.is_none() && case.clos == self.cluster.clos()
+    }
+
+    /// What stages wait for: of all that may differ, the slowest. Where hosts that have lost
+    /// nothing do what they did before, of the others alone.
+    fn waits(&self, case: Case) -> Result<Waits, Error> {
+        let all_ranks = (self.layout.host_replicas, self.job.tensor);
+        let groups = |hosts: usize, (ranks, groups): (usize, usize)| {
+            let of = move |number| Group { first: number * hosts, apart: 1, hosts, ranks, groups };
+            (0..self.cluster.hosts / hosts).map(of)
+        };
+        let stages = groups(self.layout.stage_hosts, all_ranks);
+        let data = |stage: Group| {
+            let all_s = self.all_s(stage, &self.job.data_exchanges(&self.layout), case)?;
+            Ok(all_s + self.expert_data_s(stage, case)?)
+        };
+        let context_s = match self.layout.hosts_of(self.job.context) {
+            0 | 1 => 0.0,
+            hosts => self.context_s(groups(hosts, all_ranks), case)?,
+        };
+        let expert_s = match self.layout.hosts_of(self.job.expert_parallel) {
+            0 | 1 => 0.0,
+            hosts => {
+                let tokens = self.job.token_exchange();
+                let of = |group| self.all_s(group, tokens.as_slice(), case);
+                self.slowest(groups(hosts, all_ranks), case, of)?
+            }
+        };
+        Ok(Waits {
+            data_s: self.slowest(stages, case, data)?,
+            hop_s: self.slowest(self.hops(), case, |hop| self.hop_s(hop, case))?,
+            context_s,
+            expert_s,
+        })
+    }
+
+    /// The longest time of some groups. Those that are alike are asked once: to which switches are
+    /// the same, and that have lost the same.
+    fn slowest(
+        &self,
+        groups: impl Iterator<Item = Group>,
+        case: Case,
+        time_s: impl Fn(Group) -> Result<f64, Error>,
+    ) -> Result<f64, Error> {
+        let (mut known, mut all_s) = (BTreeSet::new(), 0.0f64);
+        let kept = self.is_kept(case);
+        for group in groups {
+            let of_group = |loss: &&Loss| group.has(loss.host);
+            let lost = case.lost.iter().filter(of_group);
+            let place = |host: usize| (host - group.first) / group.apart;
+            let lost: Vec<Loss> =
+                lost.map(|loss| Loss { host: place(loss.host), ..*loss }).collect();
+            if kept && lost.is_empty() {
+                continue;
+            }
+            let pattern = Switches::over(case.clos, group.hosts()).pattern(group.hosts);
+            if known.insert((pattern, lost)) {
+                all_s = all_s.max(time_s(group)?);
+            }
         }
-        let both = lost_hosts.iter().flat_map(|host| [(host + all - hosts) % all, *host]);
-        // from the last stage to the first only between chunks of layers
-        both.filter(|from| self.job.interleave > 1 || *from < all - hosts).collect()
+        Ok(all_s)
+    }
+
+    /// From a host to that of the next stage.
+    fn hops(&self) -> impl Iterator<Item = Group> + '_ {
+        let (apart, all) = (self.layout.stage_hosts, self.cluster.hosts);
+        let hop = move |first: usize| {
+            let (groups, ranks, hosts) = (self.cluster.gpus, 1, 2);
+            match first + apart < all {
+                true => Group { first, apart, hosts, ranks, groups },
+                // from the last stage to the first: the other way round
+                false => {
+                    Group { first: first + apart - all, apart: all - apart, hosts, ranks, groups }
+                }
+            }
+        };
+        let last = match (self.job.pipeline, self.job.interleave) {
+            (0 | 1, _) => 0,
+            // from the last stage to the first only between chunks of layers
+            (_, 1) => all - apart,
+            _ => all,
+        };
+        (0..last).map(hop)
     }
 
     /// Without the replicas that the lost NICs' GPUs belong to, and those that share experts with
@@ -241,70 +360,51 @@ impl Simulation {
         let gone = lost.iter().map(part).collect::<BTreeSet<usize>>().len();
         match self.layout.replicas.saturating_sub(gone * together / context) {
             0 => Err(Error::value("lost", "replicas", 0, "one must be left")),
-            left => Ok(self.step(left, &self.healthy)),
+            left => Ok(self.step(left, &self.begun)),
         }
     }
 
-    /// Time that replicas of a stage exchange in a step, but what is of experts.
-    fn data_s(&self, stage: usize, lost: &[Loss], strategy: Strategy) -> Result<f64, Error> {
-        let hosts = self.layout.stage_hosts;
-        let (ranks, groups) = (self.layout.host_replicas, self.job.tensor);
-        let group = Group { first: stage * hosts, apart: 1, hosts, ranks, groups };
-        self.all_s(group, &self.job.data_exchanges(&self.layout), lost, strategy)
-    }
-
     /// Time that those of a stage exchange that have the same experts.
-    fn expert_data_s(&self, stage: usize, lost: &[Loss], strategy: Strategy) -> Result<f64, Error> {
+    fn expert_data_s(&self, stage: Group, case: Case) -> Result<f64, Error> {
         let exchanges = self.job.expert_data_exchanges(&self.layout);
         if exchanges.is_empty() {
             return Ok(0.0);
         }
-        let (hosts, of_host) = (self.layout.stage_hosts, self.layout.host_replicas);
+        let of_host = self.layout.host_replicas;
         let together = of_host.min(self.job.expert_parallel);
         // hosts with the same experts stand so far apart
         let apart = self.layout.hosts_of(self.job.expert_parallel);
-        let of = |first: usize, lost: &[Loss]| {
-            let group = Group {
-                first: stage * hosts + first,
-                apart,
-                hosts: hosts / apart,
-                ranks: of_host / together,
-                groups: self.job.tensor * together,
-            };
-            self.all_s(group, &exchanges, lost, strategy)
-        };
-        let of_stage = lost.iter().filter(|l| l.host / hosts == stage);
-        let firsts: BTreeSet<usize> = of_stage.map(|l| l.host % apart).collect();
-        let healthy = of(0, &[])?;
-        firsts.into_iter().try_fold(healthy, |most, first| Ok(of(first, lost)?.max(most)))
+        let same = (0..apart).map(|first| Group {
+            first: stage.first + first,
+            apart,
+            hosts: stage.hosts / apart,
+            ranks: of_host / together,
+            groups: self.job.tensor * together,
+        });
+        // those of this stage that have lost nothing count, too
+        let all_s = |case| self.slowest(same.clone(), case, |g| self.all_s(g, &exchanges, case));
+        let alike = Case { lost: &[], ..case };
+        Ok(all_s(case)?.max(if self.is_kept(case) { all_s(alike)? } else { 0.0 }))
     }
 
-    /// Time that a group exchanges parts of sequences, for each micro-batch.
-    fn context_s(&self, number: usize, lost: &[Loss], strategy: Strategy) -> Result<f64, Error> {
-        let hosts = self.layout.hosts_of(self.job.context);
+    /// Time that groups exchange parts of sequences, for each micro-batch: of the slowest group.
+    fn context_s(&self, groups: impl Iterator<Item = Group>, case: Case) -> Result<f64, Error> {
         let exchanges = self.job.context_exchanges();
-        if hosts < 2 {
-            return Ok(0.0);
-        }
-        let (ranks, groups) = (self.layout.host_replicas, self.job.tensor);
-        let group = Group { first: number * hosts, apart: 1, hosts, ranks, groups };
         if self.job.context_exchange == ContextExchange::AllGather {
-            return self.all_s(group, &exchanges, lost, strategy);
+            return self.slowest(groups, case, |group| self.all_s(group, &exchanges, case));
         }
         // all send to their neighbours at once: only the last of a host leaves it
-        let mut all_s = 0.0f64;
-        let lost_in = |host: usize| lost.iter().any(|l| l.host == host);
-        for place in 0..hosts {
-            let (from, to) = (group.first + place, group.first + (place + 1) % hosts);
-            // those that have lost nothing are alike
-            if place > 0 && !lost_in(from) && !lost_in(to) {
-                continue;
-            }
-            let pair = (from, to);
-            all_s = all_s.max(self.pair_s(pair, groups, &exchanges, lost, strategy)?);
-        }
-        let inside = if ranks > 1 { self.ring_within_s(&exchanges) } else { 0.0 };
-        Ok(all_s.max(inside))
+        let pairs = groups.flat_map(|group| {
+            (0..group.hosts).map(move |place| {
+                let (last, ranks, hosts) = (place + 1 == group.hosts, 1, 2);
+                let apart = if last { place.max(1) } else { 1 };
+                let first = if last { group.first } else { group.first + place };
+                Group { first, apart, hosts, ranks, ..group }
+            })
+        });
+        let all_s = self.slowest(pairs, case, |pair| self.all_s(pair, &exchanges, case))?;
+        let several = self.layout.host_replicas > 1;
+        Ok(all_s.max(if several { self.ring_within_s(&exchanges) } else { 0.0 }))
     }
 
     /// The same between neighbours of one host.
@@ -313,80 +413,34 @@ impl Simulation {
         exchanges.iter().map(|e| e.sent_bytes() * 8.0 / (mbps * 1e6)).sum()
     }
 
-    /// Time that tokens take to the experts of a group and back, for each micro-batch.
-    fn tokens_s(&self, number: usize, lost: &[Loss], strategy: Strategy) -> Result<f64, Error> {
-        let hosts = self.layout.hosts_of(self.job.expert_parallel);
-        if hosts < 2 {
-            return Ok(0.0);
-        }
-        let (ranks, groups) = (self.layout.host_replicas, self.job.tensor);
-        let group = Group { first: number * hosts, apart: 1, hosts, ranks, groups };
-        self.all_s(group, self.job.token_exchange().as_slice(), lost, strategy)
-    }
-
     /// Time that a micro-batch's activations take from a host to that of the next stage.
-    fn hop_s(&self, from: usize, lost: &[Loss], strategy: Strategy) -> Result<f64, Error> {
-        if self.job.pipeline < 2 {
-            return Ok(0.0);
-        }
-        let to = (from + self.layout.stage_hosts) % self.cluster.hosts;
+    fn hop_s(&self, hop: Group, case: Case) -> Result<f64, Error> {
         let bytes = self.job.activation_bytes() * self.layout.host_replicas as u64;
-        let us = self.done_us(
-            || [from, to].into_iter(),
-            (1, self.cluster.gpus),
-            lost,
-            strategy,
-            Kind::SendRecv,
-            bytes,
-        )?;
-        Ok(us / 1e6)
+        Ok(self.done_us(hop, case, Kind::SendRecv, bytes)? / 1e6)
     }
 
-    fn pair_s(
-        &self,
-        (from, to): (usize, usize),
-        groups: usize,
-        exchanges: &[Exchange],
-        lost: &[Loss],
-        strategy: Strategy,
-    ) -> Result<f64, Error> {
-        let both = || [from, to].into_iter();
+    fn all_s(&self, group: Group, exchanges: &[Exchange], case: Case) -> Result<f64, Error> {
         exchanges.iter().try_fold(0.0, |all_s, e| {
-            let us = self.done_us(both, (1, groups), lost, strategy, e.kind, e.bytes)?;
-            Ok(all_s + us * e.times / 1e6)
+            Ok(all_s + self.done_us(group, case, e.kind, e.bytes)? * e.times / 1e6)
         })
     }
 
-    fn all_s(
-        &self,
-        group: Group,
-        exchanges: &[Exchange],
-        lost: &[Loss],
-        strategy: Strategy,
-    ) -> Result<f64, Error> {
+    fn done_us(&self, group: Group, case: Case, kind: Kind, bytes: u64) -> Result<f64, Error> {
         let of_host = (group.ranks, group.groups);
-        exchanges.iter().try_fold(0.0, |all_s, e| {
-            let us = self.done_us(|| group.hosts(), of_host, lost, strategy, e.kind, e.bytes)?;
-            Ok(all_s + us * e.times / 1e6)
-        })
-    }
-
-    fn done_us<H: Iterator<Item = usize>>(
-        &self,
-        hosts: impl Fn() -> H,
-        groups: (usize, usize),
-        lost: &[Loss],
-        strategy: Strategy,
-        kind: Kind,
-        bytes: u64,
-    ) -> Result<f64, Error> {
-        let healthy: Topology = self.cluster.topology(hosts(), groups, &[])?;
-        let now = self.cluster.topology(hosts(), groups, lost)?;
-        let clos = self.cluster.clos();
-        let pair =
-            Pair { healthy: &healthy, now: &now, clos: &clos, costs: &self.costs, form: None };
+        let of = |lost: &[Loss]| self.cluster.topology(group.hosts(), of_host, lost);
+        let (healthy, now): (Topology, Topology) = (of(&[])?, of(case.lost)?);
+        let before = Switches::over(self.cluster.clos(), group.hosts());
+        let switches = Switches::over(case.clos, group.hosts());
+        let pair = Pair {
+            healthy: &healthy,
+            now: &now,
+            before: &before,
+            switches: &switches,
+            costs: &self.costs,
+            form: case.form,
+        };
         let collective: Collective = kind.of(bytes, healthy.ranks())?;
-        Ok(pair.after(&collective, strategy)?.us)
+        Ok(pair.after(&collective, case.strategy)?.us)
     }
 }
 

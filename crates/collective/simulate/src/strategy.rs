@@ -2,15 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 use unbroken_schedule::binding::Repair;
-use unbroken_schedule::cost::Costs;
-use unbroken_schedule::planner::{estimates, plan_as};
+use unbroken_schedule::cost::{Costs, Switches};
+use unbroken_schedule::planner::{estimates, Planner};
 use unbroken_schedule::{
-    reshape, Choice, Collective, DataType, Folding, Form, Grouping, Operation, Owners, Plan,
-    ReduceOp, Shape, Topology,
+    reshape, Choice, Collective, DataType, Fabric, Folding, Form, Grouping, Operation, Owners,
+    Plan, ReduceOp, Shape, Topology,
 };
 
-use crate::flow;
-use crate::network::Clos;
 use crate::Error;
 
 /// What is done about a lost NIC.
@@ -25,7 +23,9 @@ pub enum Strategy {
     HotRepair,
     /// All others carry a part (R²CCL §5.1).
     Balance,
-    /// The better of Balance and the paper's rings with a broadcast (R²CCL §5.2, §6).
+    /// The better of Balance and the paper's AllReduce (R²CCL §5.2, §6) as the paper uses it:
+    /// divided into rings and a broadcast where a host has lost a third of its rate (appendix A),
+    /// else the plain ring.
     Paper,
     /// What the planner of this project chooses.
     Ours,
@@ -124,7 +124,7 @@ impl Kind {
             return 0.0;
         }
         let least = rates.iter().copied().min().unwrap_or(0) as f64;
-        let ends = rates[0].min(*rates.last().unwrap_or(&0)) as f64;
+        let ends = topology.pair_mbps(0, rates.len() - 1) as f64;
         let bits = bytes as f64 * 8.0;
         match self {
             Kind::AllReduce => reshape::all_reduce_bound_us(bytes, &rates),
@@ -170,53 +170,60 @@ pub struct Pair<'t> {
     pub healthy: &'t Topology,
     /// With those that are left.
     pub now: &'t Topology,
-    /// The switches.
-    pub clos: &'t Clos,
+    /// The switches above them, as they were.
+    pub before: &'t Switches,
+    /// As they are.
+    pub switches: &'t Switches,
     /// What messages cost.
     pub costs: &'t Costs,
-    /// The form of those collectives that can have it; `None`: as the planner chooses.
+    /// The form of those collectives that can have it, after a failure; `None`: as the planner
+    /// chooses.
     pub form: Option<Form>,
 }
 
 impl Pair<'_> {
     /// As it is done while nothing is lost.
     pub fn before(&self, collective: &Collective) -> Result<Done, Error> {
-        self.planned(self.healthy, collective)
+        let asked = self.planner(self.healthy, self.before, collective);
+        Ok(done(planned(&asked, None)?))
     }
 
     /// As it is done now. Of strategies that leave ranks out or start again this is as before.
     pub fn after(&self, collective: &Collective, strategy: Strategy) -> Result<Done, Error> {
         match strategy {
             Strategy::Restart | Strategy::AdapCc => self.before(collective),
-            Strategy::Ours => self.planned(self.now, collective),
+            Strategy::Ours => Ok(done(self.plan(collective)?)),
             Strategy::HotRepair => self.kept(collective, Repair::Backup),
             Strategy::Balance => self.kept(collective, Repair::Balance),
             Strategy::Paper => self.paper(collective),
         }
     }
 
-    fn planned(&self, topology: &Topology, collective: &Collective) -> Result<Done, Error> {
-        Ok(self.time(topology, &self.plan(topology, collective)?))
+    /// The plan of [`Strategy::Ours`], and how long it takes, in µs.
+    pub fn plan(&self, collective: &Collective) -> Result<(Plan, f64), Error> {
+        planned(&self.planner(self.now, self.switches, collective), self.form)
     }
 
-    fn plan(&self, topology: &Topology, collective: &Collective) -> Result<Plan, Error> {
-        Ok(plan_as(topology, collective, self.costs, Folding::Any, self.form)?.plan)
-    }
-
-    fn time(&self, topology: &Topology, plan: &Plan) -> Done {
-        let us = flow::time(plan, topology, self.clos, self.costs).us;
-        Done { choice: plan.choice().clone(), us }
+    fn planner<'p>(
+        &'p self,
+        topology: &'p Topology,
+        switches: &'p Switches,
+        collective: &'p Collective,
+    ) -> Planner<'p> {
+        Planner { topology, switches, collective, costs: self.costs, folding: Folding::Any }
     }
 
     fn given(&self, collective: &Collective, choice: Choice) -> Result<Done, Error> {
         let plan = Plan::new(self.now, collective, choice)?;
-        Ok(self.time(self.now, &plan))
+        let us = self.planner(self.now, self.switches, collective).time_us(&plan);
+        Ok(done((plan, us)))
     }
 
     /// The healthy form, over the NICs that are left. All hosts own as much as before, also where
     /// the planner has a form that would divide the vector by what they carry.
     fn kept(&self, collective: &Collective, repair: Repair) -> Result<Done, Error> {
-        let healthy = self.plan(self.healthy, collective)?;
+        let asked = self.planner(self.healthy, self.before, collective);
+        let healthy = asked.plan()?.plan;
         let owners = match &healthy.choice().owners {
             Owners::ByCapacity => Owners::Equal,
             owners => owners.clone(),
@@ -236,9 +243,37 @@ impl Pair<'_> {
             return Ok(balance);
         }
         let all = estimates(self.now, collective, self.costs, Folding::Any);
-        let rings = all.into_iter().find(|e| e.choice.shape == Shape::SubRings);
+        let is_papers =
+            |choice: &Choice| choice.shape == Shape::SubRings && choice.owners == Owners::Equal;
+        let rings = all.into_iter().find(|e| is_papers(&e.choice));
         let choice = rings.map_or(Choice::new(Shape::SubRings, Grouping::Hosts), |e| e.choice);
         let rings = self.given(collective, choice)?;
         Ok(if rings.us < balance.us { rings } else { balance })
     }
+}
+
+fn done((plan, us): (Plan, f64)) -> Done {
+    Done { choice: plan.choice().clone(), us }
+}
+
+/// What is planned, and how long it takes, in µs. Where switches are narrow, NICs may be better off
+/// with those of their own rail alone, though all reach all.
+fn planned(asked: &Planner, form: Option<Form>) -> Result<(Plan, f64), Error> {
+    let plan = asked.plan_as(form)?.plan;
+    let us = asked.time_us(&plan);
+    if asked.switches.is_wide() {
+        return Ok((plan, us));
+    }
+    let apart = asked.topology.clone().with_fabric(Fabric::RailOnly);
+    let other = Planner { topology: &apart, ..*asked }.plan_as(form);
+    let other = other.map(|planned| (asked.time_us(&planned.plan), planned.plan)).ok();
+    let (plan, us) = match other {
+        Some((other_us, other)) if other_us < us => (other, other_us),
+        _ => (plan, us),
+    };
+    // the planner chooses a per cent better with one kind of switches than with another now and
+    // then; what narrow ones carry, wide ones do
+    let wide = Planner { switches: &Switches::default(), ..*asked };
+    let least_us = wide.time_us(&wide.plan_as(form)?.plan);
+    Ok((plan, us.max(least_us)))
 }

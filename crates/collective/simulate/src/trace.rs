@@ -2,6 +2,7 @@
 
 use crate::cluster::{Cluster, Loss};
 use crate::failures::Event;
+use crate::outage::Outage;
 use crate::Error;
 
 /// The most failures of a trace.
@@ -41,17 +42,19 @@ pub fn failures(text: &str, cluster: &Cluster) -> Result<Vec<Failing>, Error> {
             Ok(s) if s.is_finite() && s >= least => Ok(s),
             _ => Err(wrong(format!("'{text}' is no number of seconds; {RIGHT}"))),
         };
-        let loss: Loss = nic.parse().map_err(|_| wrong(format!("'{nic}' is no NIC; {RIGHT}")))?;
-        cluster.check_loss(&loss).map_err(|e| wrong(e.to_string()))?;
+        let outage: Outage =
+            nic.parse().map_err(|_| wrong(format!("'{nic}' is no NIC; {RIGHT}")))?;
+        let lost = nics_of(cluster, outage).map_err(|e| wrong(e.to_string()))?;
         // a repair takes some time, or it would come before its failure
         let repair_s = repair.map(|text| seconds(text, f64::MIN_POSITIVE)).transpose()?;
-        if all.len() == MOST_FAILURES {
+        if all.len() + lost.len() > MOST_FAILURES {
             let text =
                 format!("a trace has up to {MOST_FAILURES} failures; a shorter one is right");
             return Err(wrong(text));
         }
-        all.push(Failing { loss, at_s: seconds(second, 0.0)?, repair_s });
-        lines.push(number + 1);
+        let at_s = seconds(second, 0.0)?;
+        lines.extend(lost.iter().map(|_| number + 1));
+        all.extend(lost.into_iter().map(|loss| Failing { loss, at_s, repair_s }));
     }
     if all.is_empty() {
         return Err(Error::Line { line: 1, what: format!("there is no failure; {RIGHT}") });
@@ -65,6 +68,18 @@ pub fn failures(text: &str, cluster: &Cluster) -> Result<Vec<Failing>, Error> {
                 all[again].loss, lines[first], all[again].at_s
             ),
         }),
+    }
+}
+
+/// The NICs that an outage takes along, which may come and go.
+pub fn nics_of(cluster: &Cluster, outage: Outage) -> Result<Vec<Loss>, Error> {
+    match outage {
+        Outage::Spines(_) | Outage::Cores(_) => {
+            let right = "`unbroken plan --fail` takes a part of spines or cores; \
+                         NICs, tor3, rail2 and pod1 are right here";
+            Err(Error::value("fail", "what fails", format!("'{outage}'"), right))
+        }
+        _ => Ok(cluster.outages(&[outage])?.0),
     }
 }
 

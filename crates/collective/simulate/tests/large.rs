@@ -1,8 +1,7 @@
 //! What the planner chooses on large clusters, by volumes.
 
-use unbroken_schedule::cost::Costs;
+use unbroken_schedule::cost::{Costs, Switches};
 use unbroken_schedule::{Fabric, Health, Host, Nic, Topology};
-use unbroken_simulate::network::Clos;
 use unbroken_simulate::strategy::{Kind, Pair, Strategy};
 
 /// Hosts of eight GPUs and NICs, as `unbroken plan` has them.
@@ -20,8 +19,15 @@ fn what_is_chosen_after_a_failure_is_no_worse_than_what_was_there() {
         let healthy = hosts(count);
         let now = healthy.clone().with_health(1, 3, Health::Down).unwrap();
         let costs = Costs::default();
-        let clos = Clos::default();
-        let pair = Pair { healthy: &healthy, now: &now, clos: &clos, costs: &costs, form: None };
+        let switches = Switches::default();
+        let pair = Pair {
+            healthy: &healthy,
+            now: &now,
+            before: &switches,
+            switches: &switches,
+            costs: &costs,
+            form: None,
+        };
         for mib in [16, 128, 1024] {
             let collective = Kind::AllReduce.of(mib << 20, healthy.ranks()).unwrap();
             let before = pair.before(&collective).unwrap();

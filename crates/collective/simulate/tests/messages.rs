@@ -1,14 +1,12 @@
 //! Volumes against messages: random small cases, both ways.
 
 use unbroken_schedule::binding::Repair;
-use unbroken_schedule::cost::{self, Costs};
+use unbroken_schedule::cost::{self, volumes, Costs, Switches};
 use unbroken_schedule::planner::plan;
 use unbroken_schedule::{
     Choice, Collective, Counts, DataType, Fabric, Folding, Grouping, Health, Host, Matrix, Nic,
     Operation, Owners, Plan, ReduceOp, Shape, Topology,
 };
-use unbroken_simulate::flow;
-use unbroken_simulate::network::Clos;
 use unbroken_simulate::random::Random;
 
 const SEED: u64 = 1;
@@ -51,7 +49,7 @@ fn case(seed: u64, number: u64) -> (Topology, Collective) {
 fn deviation(topology: &Topology, plan: &Plan) -> (f64, String) {
     let costs = Costs::default();
     let exact_us = cost::time(&plan.schedule(), topology, &costs).unwrap();
-    let time = flow::time(plan, topology, &Clos::default(), &costs);
+    let time = volumes::time(plan, topology, &Switches::default(), &costs);
     let off = time.us / exact_us - 1.0;
     let text = format!(
         "{:+.1} %: {:.1} for {exact_us:.1} us, {time:?}, {:?}",
@@ -94,7 +92,7 @@ fn volumes_take_the_time_of_messages() {
         Some((off, format!("case {number}, {}: {text}", collective.operation().name())))
     });
     let [median, most, worst] = told("as planned", all.collect());
-    assert!(median < 0.005 && most < 0.03 && worst < 0.15, "{median} {most} {worst}");
+    assert!(median < 0.005 && most < 0.04 && worst < 0.25, "{median} {most} {worst}");
 }
 
 /// 256 MiB among hosts that have lost up to four NICs, as a form says.

@@ -66,6 +66,7 @@ class _Part:
 class Cluster(_Part):
     """Hosts that are alike, and the switches between them."""
 
+    preset: str | None = None
     hosts: int | None = None
     gpus: int | None = None
     nics: int | None = None
@@ -100,6 +101,7 @@ class Job(_Part):
     batch: int | None = None
     micro_batch: int | None = None
     peak: float | None = None
+    memory: float | None = None
     efficiency: Share | None = None
     share: Share | None = None
 
@@ -121,6 +123,7 @@ class Serving(_Part):
     disaggregated: bool = False
     tensor: int | None = None
     pipeline: int | None = None
+    preset: str | None = None
     gpus: int | None = None
     nics: int | None = None
     nic_rate: Rate | None = None
@@ -156,8 +159,9 @@ def plan(
     """What is chosen for each collective after a failure, and what that costs.
 
     `file` is a TOML file with the tables `[cluster]`, `[job]`, `[recovery]` and `[rates]`; what is
-    given besides wins over it. So many NICs of host0 are `lost`, or those of `fail`: `host3/nic2`,
-    or `host3/nic2=25%`, which still carries a quarter. `size` is that of each collective, `shape`
+    given besides wins over it. So many NICs of host0 are `lost`, or what `fail` names:
+    `host3/nic2`, `host3/nic2=25%`, which still carries a quarter, `tor3`, `rail2`, `pod1`, or
+    `spine=75%`, which leaves so much of the spines. `size` is that of each collective, `shape`
     that of those that can have it: `ring`, `stars` and the like."""
     words = _words("plan", cluster, job, recovery, file=file, lost=lost, size=size, shape=shape)
     return _answer(words + _each("fail", _names(fail)), progress)
@@ -172,14 +176,18 @@ def run(
     trace: File | None = None,
     duration: Time,
     file: File | None = None,
+    spares: int | None = None,
+    replace: Time | None = None,
     progress: Progress = False,
 ) -> RunReport:
     """A job that loses NICs at given times: `fail` has texts such as `host3/nic2@120s+1h`, or
     tuples of a NIC, the time, and the time that its repair takes, if there is one. Or failures are
-    those of the file `trace`."""
+    those of the file `trace`. A restart has so many `spares`, spare hosts that are in place after
+    `replace`; without one the job has fewer."""
     several = fail if isinstance(fail, Iterable) and not isinstance(fail, str | tuple) else [fail]
     several = [] if fail == () else several
-    words = _words("run", cluster, job, recovery, file=file, trace=trace, duration=duration)
+    given: dict[str, Any] = {"file": file, "trace": trace, "duration": duration}
+    words = _words("run", cluster, job, recovery, **given, spares=spares, replace=replace)
     return _answer(words + _each("fail", [_failure(one) for one in several]), progress)
 
 
@@ -240,13 +248,16 @@ def month(
     duration: Time | None = None,
     runs: int | None = None,
     seed: int | None = None,
+    spares: int | None = None,
+    replace: Time | None = None,
     progress: Progress = False,
 ) -> MonthReport:
     """What failures and repairs at random leave of a month, or of another `duration`. A mean
-    time between failures may be `never`; `mtbf` is that of NICs with their cables."""
+    time between failures may be `never`; `mtbf` is that of NICs with their cables. `spares` and
+    `replace` are those of `run`."""
     given: dict[str, Any] = {"mtbf": mtbf, "nic_mtbf": nic_mtbf, "cable_mtbf": cable_mtbf}
     given |= {"switch_mtbf": switch_mtbf, "repair": repair, "duration": duration}
-    given |= {"runs": runs, "seed": seed}
+    given |= {"runs": runs, "seed": seed, "spares": spares, "replace": replace}
     return _answer(_words("month", cluster, job, recovery, file=file, **given), progress)
 
 

@@ -43,14 +43,17 @@ class Job(TypedDict):
     value_bytes: int
     peak_tflops: float
     efficiency: float
+    memory_gb: float
 
 
 class Recovery(TypedDict):
-    """What a failure costs once."""
+    """What a failure costs once, and which hosts stand ready; None: as many as it takes."""
 
     restart_s: float
     checkpoint_s: float
     switch_s: float
+    spares: int | None
+    replace_s: float
 
 
 class Loss(TypedDict):
@@ -98,16 +101,29 @@ class PlannedJob(TypedDict):
     once_s: float
 
 
+class Memory(TypedDict):
+    """What a GPU has in its memory, in bytes."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+
+
 class PlanReport(TypedDict):
-    """The answer of `plan`."""
+    """The answer of `plan`. What is left of spines and cores is in parts of what they carry."""
 
     cluster: Cluster
     job: Job
+    fails: list[str]
     lost: list[Loss]
+    spines_left: float
+    cores_left: float
     bytes: int
     recovery: Recovery
     collectives: list[Collective]
     exchanges: list[Exchange]
+    memory: Memory
     step_s: float
     network_share: float
     strategies: list[PlannedJob]
@@ -128,6 +144,8 @@ class Goodput(TypedDict):
     failures: int
     stopped_s: float
     share: float
+    spares: int
+    fewer_s: float
 
 
 class RunReport(TypedDict):
@@ -136,6 +154,7 @@ class RunReport(TypedDict):
     cluster: Cluster
     job: Job
     horizon_s: float
+    recovery: Recovery
     changes: list[Change]
     strategies: list[Goodput]
 
@@ -181,6 +200,8 @@ class MeanGoodput(TypedDict):
     stopped_s: float
     share: float
     least: float
+    spares: int
+    fewer_s: float
 
 
 class MonthReport(TypedDict):

@@ -5,6 +5,7 @@
 //! What is here shows it.
 
 mod month;
+mod picture;
 mod plan;
 mod progress;
 mod ray;

@@ -7,18 +7,24 @@ use unbroken_simulations::plan::{self as asked, Report};
 use unbroken_simulations::Watch;
 use unbroken_units::show;
 
-use super::{progress, shown};
+use super::{picture, progress, shown};
 use crate::output::{print, print_json, table, Result};
 
 pub(crate) const AFTER: &str = "Examples:
   unbroken plan --hosts 64 --gpus 8 --lost 1
   unbroken plan --hosts 128 --oversubscription 2 --pod-hosts 32 --fail host3/nic2 --fail host4/nic0
   unbroken plan --hosts 16 --model mixtral-8x7b --tensor 2 --expert-parallel 8 --zero 1
-  unbroken plan --model llama-3.1-70b --sequence 131072 --tensor 8 --context 16 --batch 64
+  unbroken plan --preset h100 --hosts 128 --pod-hosts 32 --fail tor3
+  unbroken plan --oversubscription 2 --pod-hosts 16 --fail spine=75%
+  unbroken plan --model llama-3.1-70b --sequence 131072 --tensor 8 --context 16 --batch 64 --fsdp
   unbroken plan --file cluster.toml --size 64M --json
   unbroken plan --hosts 4 --size 64M --fail host0/nic1=25% --shape stars --messages all-reduce
 
-What is lost is lost of host0 (--lost), or as named (--fail). Of each collective the size is that \
+What is lost is lost of host0 (--lost), or as named (--fail): with a leaf (a ToR) all NICs of its
+pod on one rail, with a pod those of all its leaves; spines and cores carry less then. A job whose
+weights, gradients, optimizer and activations do not fit into its GPUs is refused with what would.
+A step takes what it computes and what it communicates, one after the other: jobs that overlap both
+feel less. A restart takes hosts that have lost nothing from somewhere. Of each collective the size is that \
 of the vector, of the whole
 output, or of what a rank sends to all. Columns: ours is what the planner chooses (stars: hosts \
 own parts by what they carry; leaves: slow hosts hang on a ring), with its time before and after; \
@@ -45,15 +51,19 @@ pub(crate) struct PlanArgs {
     /// One JSON object
     #[arg(long, help_heading = super::OPTIONS)]
     json: bool,
+    #[command(flatten)]
+    picture: picture::SvgArgs,
 }
 
 pub(crate) fn plan(args: &PlanArgs) -> Result {
+    args.picture.check()?;
     let watch = Watch::default();
     if let Some(kind) = args.messages {
         return print_json(&args.question.messages(kind, &watch)?);
     }
     let asked = || asked::plan(&args.question, &watch);
     let (simulation, report) = progress::beside(&watch, "estimates", asked)?;
+    args.picture.write(|| picture::of_plan(&report))?;
     match args.json {
         true => print_json(&report),
         false => print(&text(&simulation, &report)),
@@ -94,13 +104,23 @@ fn text(s: &Simulation, report: &Report) -> String {
     format!(
         "{}\nlost: {}\n\n{}, {} each\n{}\n{}\n{}",
         shown::cluster(&report.cluster),
-        shown::lost(&report.lost),
+        lost(report),
         "Collectives among all ranks",
         show::bytes(report.bytes as f64),
         table(&rows),
         shown::job(s),
         table(&jobs),
     )
+}
+
+/// What is lost in a line: as it was asked for, where that is shorter.
+fn lost(report: &Report) -> String {
+    let named = report.fails.iter().any(|fails| !fails.starts_with("host"));
+    match (named, report.lost.len()) {
+        (false, _) => shown::lost(&report.lost),
+        (true, 0) => report.fails.join(", "),
+        (true, nics) => format!("{} ({nics} NICs or ports)", report.fails.join(", ")),
+    }
 }
 
 /// A part, as [`shown::more`], but short.

@@ -6,7 +6,7 @@ use unbroken_simulate::strategy::Strategy;
 use unbroken_simulations::run::{self as asked, Report};
 use unbroken_simulations::Watch;
 
-use super::{progress, shown};
+use super::{picture, progress, shown};
 use crate::output::{print, print_json, table, Result};
 
 pub(crate) const AFTER: &str = "Examples:
@@ -14,7 +14,7 @@ pub(crate) const AFTER: &str = "Examples:
   unbroken simulate run --hosts 16 --fail host3/nic2@1h+30m --fail host9/nic0@2h --for 1d --json
   unbroken simulate run --hosts 16 --trace failures.csv --for 30d
 
-A failure is NIC@TIME, or NIC@TIME+REPAIR, with the time that its repair takes. A line of a trace is
+A failure is WHAT@TIME, or WHAT@TIME+REPAIR, where WHAT is a NIC, tor3, rail2 or pod1, with the time that its repair takes. A line of a trace is
 SECOND,NIC or SECOND,NIC,REPAIR (3600,host3/nic2,1800), with the seconds that its repair takes, in
 any order; what follows a # is a comment. A trace has up to 100,000 failures; those after the end do
 not come.
@@ -31,12 +31,16 @@ pub(crate) struct RunArgs {
     /// One JSON object
     #[arg(long, help_heading = super::OPTIONS)]
     json: bool,
+    #[command(flatten)]
+    picture: picture::SvgArgs,
 }
 
 pub(super) fn run(args: &RunArgs) -> Result {
+    args.picture.check()?;
     let watch = Watch::default();
     let asked = || asked::run(&args.question, &watch);
     let (simulation, report) = progress::beside(&watch, "estimates", asked)?;
+    args.picture.write(|| picture::of_run(&report))?;
     match args.json {
         true => print_json(&report),
         false => print(&text(&simulation, &report)),
@@ -61,9 +65,10 @@ fn text(s: &Simulation, report: &Report) -> String {
         rest => format!("and {rest} further changes (--json has all)\n"),
     };
     format!(
-        "{}\n{}\n\nA step\n{}{rest}\nIn {}\n{}",
+        "{}\n{}\n{}\n\nA step\n{}{rest}\nIn {}\n{}",
         shown::cluster(&report.cluster),
         shown::job(s),
+        shown::spares(&report.recovery),
         table(&steps),
         shown::time(report.horizon_s),
         table(&done)

@@ -8,7 +8,7 @@ use unbroken_simulations::serve::{self as asked, Report, Row};
 use unbroken_simulations::Watch;
 use unbroken_units::show;
 
-use super::{progress, shown};
+use super::{picture, progress, shown};
 use crate::output::{print, print_json, table, Result};
 
 pub(crate) const AFTER: &str = "Examples:
@@ -37,11 +37,15 @@ pub(crate) struct ServeArgs {
     /// One JSON object
     #[arg(long, help_heading = super::OPTIONS)]
     json: bool,
+    #[command(flatten)]
+    picture: picture::SvgArgs,
 }
 
 pub(super) fn serve(args: &ServeArgs) -> Result {
+    args.picture.check()?;
     let watch = Watch::default();
     let report = progress::beside(&watch, "runs", || asked::serve(&args.question, &watch))?;
+    args.picture.write(|| picture::of_serve(&report))?;
     match args.json {
         true => print_json(&report),
         false => print(&text(&report)),

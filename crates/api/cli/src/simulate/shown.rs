@@ -1,6 +1,7 @@
 //! How clusters, jobs and figures are shown.
 
 use unbroken_simulate::cluster::{Cluster, Loss};
+use unbroken_simulate::failures::Recovery;
 use unbroken_simulate::step::Simulation;
 use unbroken_units::show;
 
@@ -81,6 +82,19 @@ pub(super) fn job(s: &Simulation) -> String {
     let takes = format!("{} a step, {share:.1}% of it between hosts", time(step.total_s()));
     let fits = what.chars().count() + 1 + takes.chars().count() <= COLUMNS;
     format!("{what}{}{takes}", if fits { " " } else { "\n" })
+}
+
+/// From where a restart takes hosts, in a line.
+pub(super) fn spares(recovery: &Recovery) -> String {
+    let replaced = match recovery.replace_s > 0.0 {
+        true => format!(", each in its place after {}", time(recovery.replace_s)),
+        false => String::new(),
+    };
+    match recovery.spares {
+        None => format!("spare hosts for restarts: as many as it takes (--spares){replaced}"),
+        Some(0) => "no spare hosts: a restart has fewer".into(),
+        Some(count) => format!("spare hosts for restarts: {count}{replaced}; without one: fewer"),
+    }
 }
 
 /// Lost NICs in a line.

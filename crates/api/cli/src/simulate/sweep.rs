@@ -4,7 +4,7 @@ use clap::Args;
 use unbroken_simulations::sweep::{self as asked, Row, Sweep, COMPARED};
 use unbroken_simulations::Watch;
 
-use super::{progress, ray, shown};
+use super::{picture, progress, ray, shown};
 use crate::output::{print, print_json, table, Result};
 
 pub(crate) const AFTER: &str = "Examples:
@@ -38,15 +38,19 @@ pub(crate) struct SweepArgs {
     /// One JSON object
     #[arg(long, help_heading = super::OPTIONS)]
     json: bool,
+    #[command(flatten)]
+    picture: picture::SvgArgs,
 }
 
 pub(super) fn sweep(args: &SweepArgs) -> Result {
+    args.picture.check()?;
     let watch = Watch::default();
     let sweep = Sweep::open(&args.question, &watch)?;
     progress::beside(&watch, "patterns", || match &args.ray {
         None => Ok(sweep.finish(&watch)?),
         Some(address) => ray::compute(&sweep, &watch, address, &args.python),
     })?;
+    args.picture.write(|| picture::of_sweep(&sweep.report()))?;
     match args.json {
         true => print_json(&sweep.report()),
         false => print(&text(&sweep)),

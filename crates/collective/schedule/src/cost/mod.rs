@@ -6,14 +6,18 @@
 //!
 //! - [`time`] follows every message of a schedule through virtual time (a *fluid* model: bytes
 //!   flow, packets are not seen).
-//! - [`crate::planner`] has formulas instead, that take no longer for a thousand ranks than for
+//! - [`volumes`] follows what plans send in all from rank to rank, which may cross [`Switches`].
+//! - [`crate::planner`] has formulas as well, that take no longer for a thousand ranks than for
 //!   two.
 
 mod fluid;
 mod links;
+mod switches;
+pub mod volumes;
 
 pub use fluid::time;
 pub use links::Links;
+pub use switches::{Clos, Network, Switches};
 
 /// How messages share a NIC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -24,7 +24,7 @@
 //!
 //! [`Llm::attention_operations`]: super::model::Llm::attention_operations
 
-use unbroken_schedule::cost::Costs;
+use unbroken_schedule::cost::{Costs, Switches};
 
 use super::serving::Serving;
 use crate::cluster::Loss;
@@ -120,9 +120,15 @@ impl Network<'_> {
     ) -> Result<f64, Error> {
         let of = |lost: &[Loss]| self.serving.cluster.topology(hosts.iter().copied(), groups, lost);
         let (healthy, now) = (of(&[])?, of(self.lost)?);
-        let clos = self.serving.cluster.clos();
-        let pair =
-            Pair { healthy: &healthy, now: &now, clos: &clos, costs: &self.costs, form: None };
+        let switches = Switches::over(self.serving.cluster.clos(), hosts.iter().copied());
+        let pair = Pair {
+            healthy: &healthy,
+            now: &now,
+            before: &switches,
+            switches: &switches,
+            costs: &self.costs,
+            form: None,
+        };
         let collective = kind.of(bytes, healthy.ranks())?;
         let after_us = pair.after(&collective, self.strategy)?.us;
         // the planner goes by estimates, and chooses a per cent better for fewer NICs now and then;

@@ -1,20 +1,13 @@
-//! Which way is the fastest, by formulas.
-//!
-//! For each way of doing an operation, its time is estimated from what its busiest NIC and its
-//! busiest rank's memory carry, how many messages come behind each other, and how many chunks it is
-//! cut into; the least is taken. The formulas take no longer for many ranks than the tables of
-//! hosts take to be read; [`crate::cost::time`] follows every message, and `tests/planner.rs`
-//! compares the two.
+//! Formulas for how long ways of doing an operation take.
 
 use crate::cost::Costs;
 use crate::paper::{self, Division};
-use crate::rerank::{bridged_ring, shared_mbps};
+use crate::rerank::shared_mbps;
 use crate::reshape;
 use crate::split::Parts;
-use crate::{
-    Choice, Collective, Error, Fabric, Folding, Form, Grouping, Matrix, Operation, Owners, Plan,
-    Shape, Topology,
-};
+use crate::{Choice, Collective, Fabric, Grouping, Matrix, Operation, Owners, Shape, Topology};
+
+use super::Estimate;
 
 /// Numbers of chunks that are considered.
 const CHUNKS: [u64; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
@@ -28,7 +21,6 @@ const MOST_CHUNK_BYTES: u64 = 4 << 20;
 /// those of hosts that own less than others are shorter, down to a packet. A message that is not
 /// divided has one NIC to itself while others wait.
 const PIECE_BYTES: u64 = 16 << 10;
-pub(crate) const LEAST_PIECE_BYTES: u64 = 4 << 10;
 
 /// How many messages a NIC has in turn for each of its own channel's, where everything goes
 /// through owners and a NIC is lost (`tests/planner.rs`).
@@ -42,181 +34,15 @@ const DIVIDED_CHUNKS: u64 = 4;
 /// hosts reach half of what their NICs carry, with eight or more five sixths and up.)
 const SKEW: f64 = 0.5;
 
-/// A way of doing an operation, and how long it should take.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Estimate {
-    /// The way.
-    pub choice: Choice,
-    /// The time, in µs.
-    pub us: f64,
-}
-
-/// A plan, and what it was chosen from.
-#[derive(Clone, Debug)]
-pub struct Planned {
-    /// The plan.
-    pub plan: Plan,
-    /// All ways that were considered, the fastest first. Those without a path between hosts that
-    /// would exchange data may be before the one that was taken.
-    pub considered: Vec<Estimate>,
-}
-
-/// Chooses how to do an operation. With [`Folding::InOrder`] results do not depend on what is
-/// chosen.
-pub fn plan(
-    topology: &Topology,
-    collective: &Collective,
-    costs: &Costs,
-    folding: Folding,
-) -> Result<Planned, Error> {
-    first_that_fits(topology, collective, estimates(topology, collective, costs, folding))
-}
-
-/// Chooses how to do an operation in a form that is asked for. An error says why there is no such
-/// plan: the operation does not have that form, it may not be reduced so, or the NICs that are up
-/// do not join hosts that would exchange something.
-pub fn plan_form(
-    topology: &Topology,
-    collective: &Collective,
-    costs: &Costs,
-    folding: Folding,
-    form: Form,
-) -> Result<Planned, Error> {
-    if !form.takes(collective.operation()) {
-        return Err(Error::Form {
-            what: "the operation cannot have this shape",
-            instead: "all but direct are for operations of all ranks, and some for AllReduce alone",
-        });
-    }
-    if collective.operation().is_pairwise() {
-        // they are direct in any case
-        return plan(topology, collective, costs, folding);
-    }
-    let ordered = folding == Folding::InOrder && collective.operation().reduce_op().is_some();
-    if ordered && !form.reduces_in_order() {
-        return Err(Error::Form {
-            what: "this shape reduces in an order of its own",
-            instead: "take one-shot, direct or stars, or Folding::Any",
-        });
-    }
-    let ways = form.choices(topology, folding);
-    first_that_fits(topology, collective, estimates_of(topology, collective, costs, ways))
-}
-
-/// Chooses how to do an operation: in a form that is asked for if there is such a plan, else as
-/// [`plan`] does.
-pub fn plan_as(
-    topology: &Topology,
-    collective: &Collective,
-    costs: &Costs,
-    folding: Folding,
-    form: Option<Form>,
-) -> Result<Planned, Error> {
-    form.and_then(|form| plan_form(topology, collective, costs, folding, form).ok())
-        .map_or_else(|| plan(topology, collective, costs, folding), Ok)
-}
-
-fn first_that_fits(
-    topology: &Topology,
-    collective: &Collective,
-    considered: Vec<Estimate>,
-) -> Result<Planned, Error> {
-    let mut refused = None;
-    for estimate in &considered {
-        match Plan::new(topology, collective, estimate.choice.clone()) {
-            Ok(plan) => return Ok(Planned { plan, considered }),
-            Err(error) => refused = refused.or(Some(error)),
-        }
-    }
-    Err(refused.unwrap_or(Error::Form {
-        what: "no way is known",
-        instead: "this is a defect of the planner",
-    }))
-}
-
-/// The ways of doing an operation, the fastest first.
-pub fn estimates(
-    topology: &Topology,
-    collective: &Collective,
-    costs: &Costs,
-    folding: Folding,
-) -> Vec<Estimate> {
-    estimates_of(topology, collective, costs, ways(topology, collective, folding))
-}
-
-fn estimates_of(
-    topology: &Topology,
-    collective: &Collective,
-    costs: &Costs,
-    ways: Vec<Choice>,
-) -> Vec<Estimate> {
-    let estimator = Estimator::new(topology, collective, costs);
-    let mut all: Vec<Estimate> =
-        ways.into_iter().map(|choice| estimator.best_chunks(choice)).collect();
-    // equal ones stay in order
-    all.sort_by(|a, b| a.us.total_cmp(&b.us));
-    all
-}
-
-/// What comes into question, the simplest first.
-fn ways(topology: &Topology, collective: &Collective, folding: Folding) -> Vec<Choice> {
-    let hosts = topology.hosts().len();
-    let way = |shape, owners, channels| Choice {
-        owners,
-        channels,
-        folding,
-        ..Choice::new(shape, Grouping::Hosts)
-    };
-    let equal = |shape, channels| way(shape, Owners::Equal, channels);
-    let by_capacity = |way| Choice { divide_bytes: LEAST_PIECE_BYTES, ..way };
-    let free = folding == Folding::Any || collective.operation().reduce_op().is_none();
-    let mut ways = Vec::new();
-    for channels in [Some(1), None] {
-        ways.push(equal(Shape::Direct, channels));
-        if free {
-            ways.push(equal(Shape::Tree, channels));
-            ways.push(equal(Shape::Ring, channels));
-        }
-    }
-    match collective.operation() {
-        Operation::AllToAll { .. } | Operation::SendRecv { .. } => {
-            ways = vec![Choice { folding, ..Choice::new(Shape::Direct, Grouping::Ranks) }];
-        }
-        Operation::AllReduce { .. } | Operation::Barrier => {
-            let mut first = vec![0; hosts];
-            first[0] = 1;
-            ways.extend([Some(1), None].map(|channels| equal(Shape::OneShot, channels)));
-            ways.extend(
-                [Some(1), None]
-                    .map(|channels| by_capacity(way(Shape::Direct, Owners::ByCapacity, channels))),
-            );
-            // pieces of many peers' short messages would be too many
-            ways.push(way(Shape::Direct, Owners::ByCapacity, None));
-            if free {
-                ways.push(way(Shape::Tree, Owners::Weights(first), Some(1)));
-                ways.push(way(Shape::Ring, Owners::ByCapacity, None));
-                ways.push(equal(Shape::SubRings, None));
-                ways.push(Choice { folding, ..Choice::new(Shape::Ring, Grouping::Ranks) });
-            }
-        }
-        _ => {}
-    }
-    let ring = bridged_ring(topology);
-    if !ring.is_sorted() {
-        for way in ways.iter_mut().filter(|w| matches!(w.shape, Shape::Ring | Shape::SubRings)) {
-            way.ring = Some(ring.clone());
-        }
-    }
-    ways
-}
-
 /// What an operation asks of hosts, whatever the way.
-struct Estimator<'t> {
+pub(super) struct Estimator<'t> {
     topology: &'t Topology,
     collective: &'t Collective,
     costs: &'t Costs,
     /// Bytes of the vector, or of a pairwise operation those of the busiest host.
     bytes: f64,
+    /// The hosts that take part, and what each of them can exchange with the others.
+    hosts: Vec<usize>,
     hosts_mbps: Vec<u64>,
 }
 
@@ -248,7 +74,11 @@ impl Demand {
 }
 
 impl<'t> Estimator<'t> {
-    fn new(topology: &'t Topology, collective: &'t Collective, costs: &'t Costs) -> Estimator<'t> {
+    pub fn new(
+        topology: &'t Topology,
+        collective: &'t Collective,
+        costs: &'t Costs,
+    ) -> Estimator<'t> {
         let element = collective.data().bytes();
         let elements = match collective.operation() {
             Operation::AllToAll { .. } | Operation::SendRecv { .. } => {
@@ -256,12 +86,17 @@ impl<'t> Estimator<'t> {
             }
             _ => collective.total(),
         };
-        let hosts_mbps = topology.useful_mbps();
-        Estimator { topology, collective, costs, bytes: (elements * element) as f64, hosts_mbps }
+        let hosts = collective.hosts(topology);
+        let hosts_mbps = match (collective.operation(), &hosts[..]) {
+            (Operation::SendRecv { .. }, [a, b]) => vec![topology.pair_mbps(*a, *b); 2],
+            _ => topology.useful_mbps(),
+        };
+        let bytes = (elements * element) as f64;
+        Estimator { topology, collective, costs, bytes, hosts, hosts_mbps }
     }
 
     /// The choice with the number of chunks that suits it.
-    fn best_chunks(&self, choice: Choice) -> Estimate {
+    pub fn best_chunks(&self, choice: Choice) -> Estimate {
         let demand = self.demand(&choice);
         if matches!(self.collective.operation(), Operation::AllToAll { counts: Matrix::Each(_) }) {
             // ranks do not know the same of it, and must cut it alike
@@ -296,7 +131,7 @@ impl<'t> Estimator<'t> {
     /// turns.
     fn least_chunk_bytes(&self, choice: &Choice) -> u64 {
         let divided = PIECE_BYTES * self.widest() as u64;
-        let many = self.topology.hosts().len() as f64 > self.widest();
+        let many = self.hosts.len() as f64 > self.widest();
         let short = self.longest_shard(choice) < (DIVIDED_CHUNKS * divided) as f64;
         match (choice.channels == Some(1), self.divides()) {
             (true, _) => divided,
@@ -309,9 +144,11 @@ impl<'t> Estimator<'t> {
 
     /// Whether channels are spread over NICs that are not their own.
     fn divides(&self) -> bool {
-        let unequal =
-            |h: &crate::Host| h.nics.iter().any(|nic| nic.free_mbps() != h.nics[0].free_mbps());
-        self.topology.hosts().len() > 1 && self.topology.hosts().iter().any(unequal)
+        let unequal = |host: &usize| {
+            let nics = &self.topology.hosts()[*host].nics;
+            nics.iter().any(|nic| nic.free_mbps() != nics[0].free_mbps())
+        };
+        self.hosts.len() > 1 && self.hosts.iter().any(unequal)
     }
 
     /// How many messages the busiest NIC has for each of its own channel's: of one channel alone a
@@ -340,12 +177,7 @@ impl<'t> Estimator<'t> {
         let Costs { nic_alpha_us, memory_alpha_us, message_us, .. } = *self.costs;
         let messages = demand.messages * pieces;
         let nics = demand.nics_us + messages * message_us * chunks;
-        let several = self
-            .topology
-            .hosts()
-            .iter()
-            .enumerate()
-            .any(|(h, _)| self.topology.members(h).len() > 1);
+        let several = self.hosts.iter().any(|host| self.topology.members(*host).len() > 1);
         nics.max(demand.memory_us)
             + nics.min(demand.memory_us) / chunks
             + demand.ragged * demand.nics_us / demand.parts(chunks as u64).all() as f64
@@ -371,23 +203,24 @@ impl<'t> Estimator<'t> {
 
     /// The channels that a plan has by itself.
     fn widest(&self) -> f64 {
-        let host =
-            |h: usize| self.topology.hosts()[h].nics.len().max(self.topology.members(h).len());
-        (0..self.topology.hosts().len()).map(host).max().unwrap_or(1) as f64
+        let host = |host: &usize| {
+            self.topology.hosts()[*host].nics.len().max(self.topology.members(*host).len())
+        };
+        self.hosts.iter().map(host).max().unwrap_or(1) as f64
     }
 
     /// The time that the slowest host takes to send so many vectors, in µs.
     fn slowest_us(&self, vectors: f64, choice: &Choice) -> f64 {
-        if self.topology.hosts().len() < 2 {
+        if self.hosts.len() < 2 {
             return 0.0;
         }
-        let host_mbps = |h: usize| {
-            let nics = self.topology.hosts()[h].nics.len().max(1) as u64;
+        let host_mbps = |(host, mbps): (&usize, &u64)| {
+            let nics = self.topology.hosts()[*host].nics.len().max(1) as u64;
             // messages of one channel take one NIC each, if they are too short to be divided
             let short = self.longest_shard(choice) / (nics as f64) < choice.divide_bytes as f64;
-            self.hosts_mbps[h] / if choice.channels == Some(1) && short { nics } else { 1 }
+            mbps / if choice.channels == Some(1) && short { nics } else { 1 }
         };
-        let least = (0..self.hosts_mbps.len()).map(host_mbps).min().unwrap_or(0);
+        let least = self.hosts.iter().zip(&self.hosts_mbps).map(host_mbps).min().unwrap_or(0);
         vectors * self.bytes * 8.0 / least as f64
     }
 

@@ -1,9 +1,17 @@
 //! How long a plan takes, by its volumes.
+//!
+//! A collective is a few flows ([`Flow`]): what its plan sends in all from one rank to another over
+//! one pair of NICs, or through memory. Flows share links max-min fairly, each in proportion to its
+//! volume, as queue pairs do that take turns message by message. Flows that begin together then end
+//! together where the busiest link is, so a phase takes as long as its busiest link, and no rates
+//! need be followed through time. What pipelining costs comes on top: the first chunk goes through
+//! all phases, one after the other; each further one takes as long as the busiest link is busy with
+//! a chunk. [`super::time`] follows every message instead; `crates/collective/simulate/tests`
+//! compares the two.
 
-use unbroken_schedule::cost::Costs;
-use unbroken_schedule::{Flow, Path, Phase, Plan, Shape, Topology};
-
-use crate::network::{Clos, Links};
+use super::switches::{Network, Switches};
+use super::Costs;
+use crate::{Flow, Path, Phase, Plan, Shape, Topology};
 
 /// Levels are kept apart while the table has no more entries than this; else they are taken to be
 /// alike, as they are on rings.
@@ -25,12 +33,13 @@ pub struct Time {
 /// So many chunks are under way at once in a rank's scratch memory.
 const CHUNKS_IN_SCRATCH: f64 = 3.0;
 /// Hosts that carry unequally much use about this part of the time in which a chunk is on its way
-/// for others (from the deviations that `tests/messages.rs` tells).
+/// for others (from the deviations that
+/// `crates/collective/simulate/tests/messages.rs` tells).
 const UNEVEN_USE: f64 = 0.5;
 
 /// The time of a plan for this topology, if all ranks begin at once.
-pub fn time(plan: &Plan, topology: &Topology, clos: &Clos, costs: &Costs) -> Time {
-    let links = Links::new(topology, clos);
+pub fn time(plan: &Plan, topology: &Topology, switches: &Switches, costs: &Costs) -> Time {
+    let links = Network::new(topology, switches);
     let chunks = plan.chunks() as f64;
     let mut phases: [PhaseLoad; Phase::COUNT] = Default::default();
     let mut bytes_us = vec![0.0; links.capacity.len()];
@@ -40,7 +49,7 @@ pub fn time(plan: &Plan, topology: &Topology, clos: &Clos, costs: &Costs) -> Tim
     let of_sets = if (sets > 1 || leaves) && apart { sets } else { 0 };
     let mut alone: Vec<[PhaseLoad; Phase::COUNT]> = Vec::new();
     alone.resize_with(of_sets, Default::default);
-    let alike = links.alike(topology.hosts().len());
+    let alike = links.alike();
     plan.bundles(&alike, |bundle| {
         let Flow { phase, level, set, is_leaf, from, to, path, bytes, messages } = bundle.flow;
         let (alpha_us, own_us) = match path {
