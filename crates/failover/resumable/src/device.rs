@@ -3,17 +3,37 @@
 use crate::cq::{CqReservation, ProviderCq};
 use crate::interceptor::EventInterceptor;
 use crate::memory::LogicalMemory;
+use crate::overruns::Overruns;
 use crate::pass::PassedQp;
 use crate::qp::JournaledQp;
 use crate::srq::ProviderSrq;
 use crate::waker::Waker;
 use crate::{lock, Host};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 use unbroken_types::{Gid, PathAttr, PdHandle, QpType};
 use unbroken_verbs::{
     Capabilities, CompChannel, Cq, Device, DeviceAttr, DeviceCounters, DeviceQp, Error, LimitHook,
     MemoryDomain, OverrunHook, PortAttr, QpInit, Result, ResumableQp, Srq, SrqAttr,
 };
+
+/// A device that dies may fail before its kernel tells of the death; that is there within this
+/// time.
+const DEATH_NEWS_MS: u32 = 20;
+
+/// Whether a device that has failed somebody lives, once it has had the time to say that it does
+/// not.
+#[cold]
+pub(crate) fn lives(device: &dyn Device) -> bool {
+    for _ in 0..DEATH_NEWS_MS {
+        device.drain();
+        if !device.alive() {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    device.alive()
+}
 
 /// What the QPs of a wrapped device share.
 pub(crate) struct Opened {
@@ -23,6 +43,7 @@ pub(crate) struct Opened {
     pub(crate) memory: Arc<LogicalMemory>,
     pub(crate) host: Host,
     waker: Arc<Waker>,
+    overruns: Arc<Overruns>,
     cqs: Mutex<Vec<Weak<ProviderCq>>>,
     srqs: Mutex<Vec<Weak<ProviderSrq>>>,
 }
@@ -36,7 +57,7 @@ impl Opened {
         let cq = match found {
             Some(cq) => cq,
             None => {
-                let made = ProviderCq::new(&*self.device, app, &self.waker)?;
+                let made = ProviderCq::new(&self.device, app, &self.waker, &self.overruns)?;
                 cqs.push(Arc::downgrade(&made));
                 made
             }
@@ -145,6 +166,7 @@ impl ResumableDevice {
         let domain = device.memory();
         memory.attach(index, domain.clone());
         let waker = Waker::new(device.name(), host.spawn);
+        let overruns = Overruns::new(index, interceptor.sink());
         let (interceptor, memory) = (interceptor.clone(), memory.clone());
         let view = memory.of(index);
         let opened = Opened {
@@ -154,6 +176,7 @@ impl ResumableDevice {
             memory,
             host,
             waker,
+            overruns,
             cqs: Mutex::default(),
             srqs: Mutex::default(),
         };
@@ -202,6 +225,11 @@ impl Device for ResumableDevice {
         self.opened.device.drain();
         let cqs: Vec<_> = lock(&self.opened.cqs).iter().filter_map(Weak::upgrade).collect();
         cqs.iter().for_each(|cq| cq.bring_all());
+    }
+
+    fn find_overruns(&self) {
+        let all = || lock(&self.opened.cqs).iter().filter_map(Weak::upgrade).collect();
+        self.opened.overruns.look(all);
     }
 
     fn memory(&self) -> Arc<dyn MemoryDomain> {

@@ -277,6 +277,7 @@ impl Worker {
         let clock_us = self.clock_us();
         if clock_us >= self.look_at_us {
             self.look(clock_us);
+            self.core.nics.find_overruns();
             self.look_at_us = clock_us + LOOK_US;
         }
         self.ask_keys(clock_us);
