@@ -24,6 +24,7 @@
 #define PREFIX "UNBROKEN_"
 
 typedef long function(long, long, long, long, long, long);
+typedef void *symbol_of(void *, const char *);
 
 /* Arguments and results of all of these are integers and pointers, six at most. First those that
  * are no verbs of control of a device, then those of a context, then those of what is in one. */
@@ -188,7 +189,10 @@ static void open_copy(void)
         fprintf(stderr, "provider.c: %s\n", dlerror());
         abort();
     }
-#define RESOLVE(name) real_##name = (function *)dlsym(copy, "ibv_" #name);
+    /* By the copy's own `dlsym`: the process's may be that of the library above, which answers for
+     * verbs itself. */
+    symbol_of *look_up = (symbol_of *)dlsym(copy, "dlsym");
+#define RESOLVE(name) real_##name = (function *)(look_up ? look_up : dlsym)(copy, "ibv_" #name);
     RESOLVED(RESOLVE)
     /* It reads its environment now. */
     long list = real_get_device_list(0, 0, 0, 0, 0, 0);

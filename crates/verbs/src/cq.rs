@@ -177,6 +177,9 @@ impl Cq {
             }
             (r.slots, r.head, r.limit) = (slots, 0, limit);
         }
+        drop(r);
+        let drivers = self.drivers.read().unwrap_or_else(PoisonError::into_inner);
+        drivers.iter().for_each(|attached| attached.driver.resized());
         Ok(())
     }
 

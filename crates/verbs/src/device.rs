@@ -153,6 +153,14 @@ pub enum DeviceEvent {
         /// What a plain QP would have reported.
         status: WcStatus,
     },
+    /// Something has come for a QP made with `suspend_on_error` that its owner finds by
+    /// [`ResumableQp::progress`]: the program may poll nothing until it hears of it.
+    QpChanged {
+        /// Its QPN on the device.
+        qpn: u32,
+    },
+    /// A CQ of the device has lost completions: [`Device::find_overruns`] says whose.
+    CqOverran,
     /// A datagram came from a UD QP that has moved, nobody knows from where: the table of
     /// [`crate::UdAliases`] is to be read again.
     UnknownSender,
@@ -165,10 +173,14 @@ pub enum DeviceEvent {
     },
 }
 
-/// Asynchronous events of a port that is neither lost nor back (`enum ibv_event_type`).
+/// Asynchronous events of a port that mean nothing to failover (`enum ibv_event_type`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum PortEvent {
+    /// IBV_EVENT_PORT_ACTIVE, of a port that failover does not use.
+    Active = 9,
+    /// IBV_EVENT_PORT_ERR, of such a port.
+    Error = 10,
     /// IBV_EVENT_LID_CHANGE.
     LidChange = 11,
     /// IBV_EVENT_PKEY_CHANGE.
@@ -328,6 +340,9 @@ pub trait Device: Send + Sync {
     /// on the device: when it returns, nothing that had arrived before the call waits unseen
     /// because threads had no core. A device that works by itself has nothing to do.
     fn drain(&self);
+    /// Looks for CQs that have overrun where nobody polls. To be called now and then; it costs
+    /// nothing where no CQ can overrun unseen, as on devices that complete in the program's own.
+    fn find_overruns(&self) {}
     /// PDs and MRs.
     fn memory(&self) -> Arc<dyn MemoryDomain>;
     /// Makes a completion channel. Only CQs of this device raise events there, unless its objects
@@ -415,8 +430,13 @@ pub trait DeviceQp: Send + Sync {
     fn modify(&self, change: &QpModify) -> Result<()>;
     /// Present attributes.
     fn query(&self) -> QpSnapshot;
-    /// The present state.
+    /// The present state. Of a device of the machine the one that was set last, where
+    /// [`Self::ask_state`] asks the device.
     fn state(&self) -> QpState;
+    /// The present state, as the device says it. It may take its time.
+    fn ask_state(&self) -> QpState {
+        self.state()
+    }
     /// Ends the QP. Completions that nobody polled stay in its CQs where it is one life of a
     /// logical QP, which outlives it.
     fn destroy(&self);

@@ -106,9 +106,9 @@ fn names(mask: c_int) -> String {
 }
 
 fn qp_state(code: c_int) -> Result<QpState> {
-    [Reset, Init, Rtr, Rts, Sqd, Sqe, Error_].into_iter().find(|s| *s as c_int == code).ok_or_else(
-        || Error::invalid(format!("qp_state {code}: IBV_QPS_RESET (0) to IBV_QPS_ERR (6) exist")),
-    )
+    QpState::from_code(code).ok_or_else(|| {
+        Error::invalid(format!("qp_state {code}: IBV_QPS_RESET (0) to IBV_QPS_ERR (6) exist"))
+    })
 }
 
 /// What `ibv_modify_qp` asks for, checked against the QP's present state.

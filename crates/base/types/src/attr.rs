@@ -33,6 +33,22 @@ pub enum QpState {
     Err = 6,
 }
 
+impl QpState {
+    /// The state of a code of the C API.
+    pub const fn from_code(code: i32) -> Option<QpState> {
+        Some(match code {
+            0 => QpState::Reset,
+            1 => QpState::Init,
+            2 => QpState::Rtr,
+            3 => QpState::Rts,
+            4 => QpState::Sqd,
+            5 => QpState::Sqe,
+            6 => QpState::Err,
+            _ => return None,
+        })
+    }
+}
+
 /// How far automatic path migration of a connected QP is (`enum ibv_mig_state`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 #[repr(u32)]

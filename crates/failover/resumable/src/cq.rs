@@ -14,7 +14,9 @@
 //! no later one would wake anybody.
 
 use crate::commands::{Commands, EndsLater};
+use crate::device::lives;
 use crate::lock;
+use crate::overruns::Overruns;
 use crate::waker::Waker;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -34,8 +36,8 @@ pub(crate) trait Member: Send + Sync {
     /// This CQ was found empty: it may look at its other one. Called with the turn of this one
     /// held. False: it could not look.
     fn settle(&self, found_empty: &ProviderCq) -> bool;
-    /// Completions have been lost.
-    fn lost(&self);
+    /// Completions have been lost: with their device, which has died, or by a CQ that has overrun.
+    fn lose(&self, with_device: bool);
 }
 
 struct PollState {
@@ -48,13 +50,21 @@ struct PollState {
 
 /// A device's CQ.
 pub(crate) struct ProviderCq {
+    own: Weak<ProviderCq>,
+    device: Arc<dyn Device>,
     cq: EndsLater<Cq>,
     app: Weak<Cq>,
     /// Taken with the turn of the application's CQ.
     state: Mutex<PollState>,
     members: RwLock<HashMap<u32, Weak<dyn Member>>>,
-    /// Entries that its QPs may need.
+    /// Entries that its QPs may need, and how many of them are for markers.
     needed: AtomicU32,
+    markers: AtomicU32,
+    overruns: Arc<Overruns>,
+    /// Those have it.
+    watched: AtomicBool,
+    /// A poll has failed: whether the device has died was asked.
+    lost: AtomicBool,
     waker: Arc<Waker>,
     /// The application is about to wait.
     waits: AtomicBool,
@@ -65,16 +75,21 @@ pub(crate) struct ProviderCq {
 impl ProviderCq {
     /// That of a device for an application's CQ.
     pub(crate) fn new(
-        device: &dyn Device,
+        device: &Arc<dyn Device>,
         app: &Arc<Cq>,
         waker: &Arc<Waker>,
         commands: &Arc<Commands>,
+        overruns: &Arc<Overruns>,
     ) -> Result<Arc<ProviderCq>> {
-        let channel = app.channel().map(|_| waker.channel(device)).transpose()?;
+        let channel = app.channel().map(|_| waker.channel(&**device)).transpose()?;
         // As many as the program has, since not every provider can change the size later.
         let entries = app.capacity().min(MOST_AT_FIRST);
-        let cq = device.create_cq_on(app.comp_vector(), entries, channel, Box::new(|_| {}))?;
-        let this = Arc::new(ProviderCq {
+        let told = overruns.clone();
+        let on_overrun = Box::new(move |_| told.tell());
+        let cq = device.create_cq_on(app.comp_vector(), entries, channel, on_overrun)?;
+        let this = Arc::new_cyclic(|own| ProviderCq {
+            own: own.clone(),
+            device: device.clone(),
             cq: EndsLater::new(cq, commands),
             app: Arc::downgrade(app),
             state: Mutex::new(PollState {
@@ -84,6 +99,10 @@ impl ProviderCq {
             }),
             members: RwLock::default(),
             needed: AtomicU32::new(0),
+            markers: AtomicU32::new(0),
+            overruns: overruns.clone(),
+            watched: AtomicBool::new(false),
+            lost: AtomicBool::new(false),
             waker: waker.clone(),
             waits: AtomicBool::new(false),
             solicited: AtomicBool::new(false),
@@ -106,19 +125,40 @@ impl ProviderCq {
         std::ptr::eq(self.app.as_ptr(), Arc::as_ptr(app))
     }
 
-    /// Makes room for a QP's work.
+    /// Makes room for a QP's work, and a marker.
     fn reserve(&self, app: &Cq, entries: u32) -> Result<()> {
-        let needed = self.needed.fetch_add(entries, Ordering::AcqRel) + entries;
+        let needed = self.needed.fetch_add(entries + 1, Ordering::AcqRel) + entries + 1;
+        self.markers.fetch_add(1, Ordering::AcqRel);
         if needed > self.cq.capacity() {
             let _nobody_polls = (app.turn(), lock(&self.state));
             self.cq.resize(needed).inspect_err(|_| self.release(entries))?;
         }
+        self.resized();
         Ok(())
     }
 
     /// Takes back a [`Self::reserve`].
     fn release(&self, entries: u32) {
-        self.needed.fetch_sub(entries, Ordering::AcqRel);
+        self.markers.fetch_sub(1, Ordering::AcqRel);
+        self.needed.fetch_sub(entries + 1, Ordering::AcqRel);
+    }
+
+    /// Whether its QPs can have more completions than the application's CQ takes. They lie here
+    /// until somebody polls, where a device would have overrun.
+    pub(crate) fn can_overrun(&self) -> bool {
+        let markers = self.markers.load(Ordering::Acquire);
+        let most = self.needed.load(Ordering::Acquire).saturating_sub(markers);
+        self.app.upgrade().is_some_and(|app| most > app.capacity())
+    }
+
+    /// Whether it can still overrun. If not, it is no longer watched.
+    pub(crate) fn stays_watched(&self) -> bool {
+        if self.can_overrun() {
+            return true;
+        }
+        self.watched.store(false, Ordering::Release);
+        // What has come between the two must not be missed.
+        self.can_overrun() && !self.watched.swap(true, Ordering::AcqRel)
     }
 
     fn add(&self, qpn: u32, member: &Arc<dyn Member>) {
@@ -175,7 +215,7 @@ impl ProviderCq {
         let more = first.is_empty() || first.len() == BATCH || !unsettled.is_empty();
         for _ in 0..if more { MAX_BATCHES } else { 0 } {
             let Ok(n) = self.cq.poll(wcs) else {
-                self.overran();
+                self.lose();
                 return true;
             };
             self.dispatch(&wcs[..n], unsettled);
@@ -204,12 +244,23 @@ impl ProviderCq {
         }
     }
 
+    /// The device's CQ has lost completions, or cannot be polled. Where the device has died they are
+    /// lost with it, and the peer's counts decide. Where it lives nobody else knows what was in
+    /// them: the application is told of its own CQ what the device says of this one.
     #[cold]
-    fn overran(&self) {
+    fn lose(&self) {
+        let asks = !self.lost.swap(true, Ordering::AcqRel);
+        let with_device = match asks {
+            true => !lives(&*self.device),
+            false => !self.device.alive(),
+        };
+        if let Some(app) = self.app.upgrade().filter(|_| !with_device) {
+            app.lose();
+        }
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
         let all: Vec<_> = members.values().filter_map(Weak::upgrade).collect();
         drop(members);
-        all.iter().for_each(|member| member.lost());
+        all.iter().for_each(|member| member.lose(with_device));
     }
 
     /// An event says that there is something.
@@ -277,6 +328,12 @@ impl Driver for ProviderCq {
         self.bring_all();
     }
 
+    fn resized(&self) {
+        if self.can_overrun() && !self.watched.swap(true, Ordering::AcqRel) {
+            self.overruns.watch(&self.own);
+        }
+    }
+
     fn remind_later(&self, cq: &Weak<Cq>, owed_for: u64) -> bool {
         self.cq.remind_later(cq, owed_for)
     }
@@ -292,15 +349,14 @@ impl Drop for ProviderCq {
 pub(crate) struct CqReservation {
     cq: Arc<ProviderCq>,
     app: Arc<Cq>,
-    room: u32,
+    entries: u32,
 }
 
 impl CqReservation {
     /// Room for `entries` and a marker.
     pub(crate) fn new(cq: Arc<ProviderCq>, app: &Arc<Cq>, entries: u32) -> Result<CqReservation> {
-        let room = entries + 1;
-        cq.reserve(app, room)?;
-        Ok(CqReservation { cq, app: app.clone(), room })
+        cq.reserve(app, entries)?;
+        Ok(CqReservation { cq, app: app.clone(), entries })
     }
 
     /// The device's CQ.
@@ -345,7 +401,7 @@ impl CqReservation {
 
 impl Drop for CqReservation {
     fn drop(&mut self) {
-        self.cq.release(self.room);
+        self.cq.release(self.entries);
     }
 }
 

@@ -4,6 +4,7 @@ use crate::commands::Commands;
 use crate::cq::{CqReservation, ProviderCq};
 use crate::interceptor::EventInterceptor;
 use crate::memory::{LogicalMemory, NicPd};
+use crate::overruns::Overruns;
 use crate::pass::PassedQp;
 use crate::qp::JournaledQp;
 use crate::srq::ProviderSrq;
@@ -11,11 +12,30 @@ use crate::waker::Waker;
 use crate::{lock, Host};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 use unbroken_types::{Gid, PathAttr, PdHandle, QpType};
 use unbroken_verbs::{
     Capabilities, CompChannel, Cq, Device, DeviceAttr, DeviceCounters, DeviceQp, Error, Leftovers,
     LimitHook, MemoryDomain, OverrunHook, PortAttr, QpInit, Result, ResumableQp, Srq, SrqAttr,
 };
+
+/// A device that dies may fail before its kernel tells of the death; that is there within this
+/// time.
+const DEATH_NEWS_MS: u32 = 20;
+
+/// Whether a device that has failed somebody lives, once it has had the time to say that it does
+/// not.
+#[cold]
+pub(crate) fn lives(device: &dyn Device) -> bool {
+    for _ in 0..DEATH_NEWS_MS {
+        device.drain();
+        if !device.alive() {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    device.alive()
+}
 
 /// What the QPs of a wrapped device share.
 pub(crate) struct Opened {
@@ -26,6 +46,7 @@ pub(crate) struct Opened {
     pub(crate) host: Host,
     pub(crate) commands: Arc<Commands>,
     waker: Arc<Waker>,
+    overruns: Arc<Overruns>,
     cqs: Mutex<Vec<Weak<ProviderCq>>>,
     srqs: Mutex<Vec<Weak<ProviderSrq>>>,
 }
@@ -42,7 +63,8 @@ impl Opened {
             Some(cq) => cq,
             None => {
                 // The device may take its time, while others look at the CQs that it has.
-                let made = ProviderCq::new(&*self.device, app, &self.waker, &self.commands)?;
+                let Opened { device, waker, commands, overruns, .. } = self;
+                let made = ProviderCq::new(device, app, waker, commands, overruns)?;
                 let mut cqs = lock(&self.cqs);
                 let other = cqs.iter().filter_map(Weak::upgrade).find(|cq| cq.is_for(app));
                 if other.is_none() {
@@ -182,6 +204,7 @@ impl ResumableDevice {
         let commands = Arc::new(Commands::new(device.name(), host));
         memory.attach(index, domain.clone(), commands.clone());
         let waker = Waker::new(device.name(), host.spawn);
+        let overruns = Overruns::new(index, interceptor.sink());
         let (interceptor, memory) = (interceptor.clone(), memory.clone());
         let view = memory.of(index);
         let opened = Opened {
@@ -192,6 +215,7 @@ impl ResumableDevice {
             host,
             commands,
             waker,
+            overruns,
             cqs: Mutex::default(),
             srqs: Mutex::default(),
         };
@@ -240,6 +264,11 @@ impl Device for ResumableDevice {
         self.opened.device.drain();
         let cqs: Vec<_> = lock(&self.opened.cqs).iter().filter_map(Weak::upgrade).collect();
         cqs.iter().for_each(|cq| cq.bring_all());
+    }
+
+    fn find_overruns(&self) {
+        let all = || lock(&self.opened.cqs).iter().filter_map(Weak::upgrade).collect();
+        self.opened.overruns.look(all);
     }
 
     fn memory(&self) -> Arc<dyn MemoryDomain> {

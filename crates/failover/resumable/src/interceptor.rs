@@ -70,7 +70,11 @@ impl EventSink for EventInterceptor {
         };
         let notes = lock(&self.qps).get(&qpn).and_then(Weak::upgrade);
         match (notes, of_qp) {
-            (Some(notes), QpEvent::LastWqeReached) => notes.add(Notes::LAST_WQE), // told above, when it has ended for good
+            (Some(notes), QpEvent::LastWqeReached) => {
+                // Told by the QP, once it has ended for good: see `JournaledQp::report_last_wqe`.
+                notes.add(Notes::LAST_WQE);
+                self.sink.event(device, DeviceEvent::QpChanged { qpn });
+            }
             (Some(notes), QpEvent::Fatal) => {
                 notes.add(Notes::FATAL);
                 self.sink.event(device, DeviceEvent::QpFailed { qpn, status: WcStatus::FatalErr });
@@ -78,6 +82,7 @@ impl EventSink for EventInterceptor {
             (Some(notes), QpEvent::AccessError | QpEvent::RequestError) => {
                 notes.add(Notes::OWN_ERROR);
                 self.sink.event(device, event);
+                self.sink.event(device, DeviceEvent::QpChanged { qpn });
             }
             _ => self.sink.event(device, event),
         }

@@ -38,6 +38,7 @@ mod device;
 mod interceptor;
 mod memory;
 mod numbered;
+mod overruns;
 mod pass;
 mod prefetcher;
 mod qp;

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use unbroken_types::{Progress, QpState, Sge, UdDest, Wc, WcStatus};
 use unbroken_verbs::{
-    Backlog, DeviceQp, Error, ListResult, QpInit, QpModify, QpSnapshot, RcModify, RecvWr, Result,
-    ResumableQp, SendBatch, SendWr,
+    Backlog, DeviceEvent, DeviceQp, Error, ListResult, QpEvent, QpInit, QpModify, QpSnapshot,
+    RcModify, RecvWr, Result, ResumableQp, SendBatch, SendWr,
 };
 
 /// See the module's text.
@@ -26,6 +26,8 @@ pub(crate) struct PassedQp {
     pd: Mutex<Option<PdUse>>,
     sends: CqReservation,
     recvs: CqReservation,
+    /// It has lost a completion.
+    lost: AtomicBool,
     destroyed: AtomicBool,
 }
 
@@ -60,6 +62,7 @@ impl PassedQp {
             pd: Mutex::new(Some(pd)),
             sends,
             recvs,
+            lost: AtomicBool::new(false),
             destroyed: AtomicBool::new(false),
         });
         let member: Arc<dyn Member> = qp.clone();
@@ -118,7 +121,7 @@ impl Member for PassedQp {
             fits &= app.offer(Wc { qp_num: self.wc_qpn, ..*wc }, false);
         }
         if !fits {
-            self.fail(WcStatus::FatalErr);
+            self.lose(false);
         }
         false
     }
@@ -127,8 +130,16 @@ impl Member for PassedQp {
         true
     }
 
-    fn lost(&self) {
+    /// As on any device; one that has ended before loses flushes only.
+    fn lose(&self, with_device: bool) {
+        if self.lost.swap(true, Ordering::AcqRel) || self.phys.state() == QpState::Err {
+            return;
+        }
         self.fail(WcStatus::FatalErr);
+        if !with_device {
+            let event = DeviceEvent::Qp { qpn: self.qpn, event: QpEvent::Fatal };
+            self.opened.interceptor.sink().event(self.opened.index, event);
+        }
     }
 }
 
@@ -185,8 +196,9 @@ impl DeviceQp for PassedQp {
         self.phys.query()
     }
 
+    /// Only the device knows what errors have made of it.
     fn state(&self) -> QpState {
-        self.phys.state()
+        self.phys.ask_state()
     }
 
     fn destroy(&self) {
@@ -206,7 +218,7 @@ impl DeviceQp for PassedQp {
 
 impl ResumableQp for PassedQp {
     fn progress(&self) -> Progress {
-        Progress { state: self.state(), ..Progress::default() }
+        Progress { state: self.phys.state(), ..Progress::default() }
     }
 
     fn quiesce(&self) -> Result<Backlog> {

@@ -12,7 +12,7 @@
 mod completions;
 
 use crate::cq::{CqReservation, Member};
-use crate::device::{Opened, PdUse};
+use crate::device::{lives, Opened, PdUse};
 use crate::interceptor::Notes;
 use crate::lock;
 use crate::numbered::Numbered;
@@ -20,7 +20,6 @@ use crate::quiesce::Asked;
 use crate::srq::SrqUse;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
-use std::time::Duration;
 use unbroken_journal::{Config, Journal, Mutation, Posted};
 use unbroken_types::{Completions, Progress, QpCaps, QpState, SendOpcode, Sge, Wc, WcStatus};
 use unbroken_verbs::{
@@ -28,10 +27,6 @@ use unbroken_verbs::{
     QpModify, QpSnapshot, RcModify, RecvWr, RemoteNic, Result, ResumableQp, SendBatch, SendWr,
     NO_REGION,
 };
-
-/// A device that dies refuses work before its kernel tells of the death; that is there within this
-/// time.
-const DEATH_NEWS_MS: u32 = 20;
 
 /// What can change.
 pub(crate) struct State {
@@ -248,10 +243,16 @@ impl JournaledQp {
         self.opened.interceptor.sink().event(self.opened.index, event);
     }
 
-    /// A completion found no room in the application's CQ: the QP ends, as on any device.
+    /// A completion found no room in the application's CQ, or is lost otherwise: the QP ends, as on
+    /// any device. One that has ended before loses flushes only.
     #[cold]
     fn overran(&self, st: &mut State) {
+        if st.journal.ended() {
+            return;
+        }
         st.journal.handle_own_error(&mut self.out());
+        let event = DeviceEvent::Qp { qpn: self.qpn, event: QpEvent::Fatal };
+        self.opened.interceptor.sink().event(self.opened.index, event);
         let err = RcModify { state: Some(QpState::Err), ..RcModify::default() };
         // On a device that does not take it, there is nothing more to end.
         let _ = self.phys.modify(&QpModify { rc: err, ..QpModify::default() });
@@ -386,15 +387,10 @@ impl JournaledQp {
     /// once: what a QP is refused later is taken for what it says.
     #[cold]
     fn stays_alive(&self, st: &mut State) -> bool {
-        let first = !std::mem::replace(&mut st.refused, true);
-        for _ in 0..if first { DEATH_NEWS_MS } else { 0 } {
-            self.opened.device.drain();
-            if !self.opened.device.alive() {
-                return false;
-            }
-            std::thread::sleep(Duration::from_millis(1));
+        match std::mem::replace(&mut st.refused, true) {
+            false => lives(&*self.opened.device),
+            true => self.opened.device.alive(),
         }
-        self.opened.device.alive()
     }
 
     /// Gives the device the sends that wait. EIO: it has failed.
@@ -544,8 +540,15 @@ impl DeviceQp for JournaledQp {
         st.now = state.unwrap_or(st.now);
         match state {
             Some(QpState::Reset) => {
+                let _of_the_life_before = self.notes.take();
                 st.journal.reset();
-                st.remote = None;
+                (st.remote, st.last_wqe) = (None, false);
+            }
+            // What the device has told of it by now is there when the verb returns.
+            Some(QpState::Err) => {
+                let notes = self.notes.take();
+                self.handle_notes(&mut st, notes);
+                return Ok(());
             }
             Some(QpState::Init) => {
                 st.journal.open();

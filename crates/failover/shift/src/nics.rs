@@ -342,6 +342,11 @@ impl NicTable {
         (0..self.count()).filter_map(|nic| self.device(nic)).for_each(|device| device.drain());
     }
 
+    /// Finds CQs that have overrun where nobody polls.
+    pub(crate) fn find_overruns(&self) {
+        (0..self.count()).filter_map(|nic| self.device(nic)).for_each(|nic| nic.find_overruns());
+    }
+
     /// Where this process can be reached, for the directory.
     pub(crate) fn record(&self) -> ProcessRecord {
         let nics = (0..self.count())

@@ -281,6 +281,7 @@ impl Worker {
         if clock_us >= self.look_at_us {
             std::mem::take(&mut self.deferred).into_iter().for_each(|job| self.job(job));
             self.look(clock_us);
+            self.core.nics.find_overruns();
             self.look_at_us = clock_us + LOOK_US;
         }
         self.ask_keys(clock_us);

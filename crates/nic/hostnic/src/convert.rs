@@ -93,6 +93,8 @@ pub(crate) fn modify(kind: QpType, change: &QpModify) -> (ibv_qp_attr, c_int) {
     if matches!(rc.state, Some(QpState::Reset | QpState::Err)) {
         return (attr, mask);
     }
+    let notify = change.sqd_notify.filter(|_| rc.state == Some(QpState::Sqd));
+    set!(attr, mask, notify, en_sqd_async_notify, IBV_QP_EN_SQD_ASYNC_NOTIFY);
     let to_init = rc.state == Some(QpState::Init);
     let pkey_index = change.path.map(|path| path.pkey_index);
     set!(attr, mask, change.port.or(to_init.then_some(1)), port_num, IBV_QP_PORT);
@@ -185,6 +187,14 @@ mod tests {
         assert_eq!(mask_to(QpType::Rc, rts, None, None), wanted);
         assert_eq!(mask_to(QpType::Ud, rts, None, None), IBV_QP_STATE | IBV_QP_SQ_PSN);
         assert_eq!(mask_to(QpType::Rc, to(QpState::Err), None, Some(1)), IBV_QP_STATE);
+        let notify = |state| {
+            let (rc, sqd_notify) = (to(state), Some(true));
+            modify(QpType::Rc, &QpModify { rc, sqd_notify, ..QpModify::default() })
+        };
+        let (attr, mask) = notify(QpState::Sqd);
+        assert_eq!(mask, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY);
+        assert_eq!(attr.en_sqd_async_notify, 1, "the program waits for the event");
+        assert_eq!(notify(QpState::Rts).1, IBV_QP_STATE);
     }
 
     #[test]

@@ -32,7 +32,7 @@ use unbroken_verbs::{
 /// The only port that QPs use.
 const PORT: u8 = 1;
 /// `enum ibv_event_type`: a CQ has lost completions.
-const CQ_ERR: c_int = 0;
+pub(crate) const CQ_ERR: c_int = 0;
 /// Those that are of the device or a port.
 pub(crate) const DEVICE_FATAL: c_int = 8;
 pub(crate) const PORT_ACTIVE: c_int = 9;
@@ -167,11 +167,21 @@ impl Shared {
             match (kind, qp_event) {
                 (_, Some(event)) => self.tell(DeviceEvent::Qp { qpn, event }),
                 (DEVICE_FATAL, _) => self.died(),
-                (kind, _) if of_port(kind) && port == c_int::from(PORT) => {
-                    self.port_changed(kind);
-                }
+                (kind, _) if of_port(kind) => match u8::try_from(port) {
+                    Ok(PORT) => self.port_changed(kind),
+                    Ok(port) => self.tell_of_port(port, kind),
+                    Err(_) => {}
+                },
+                // One of the SRQ behind a program's fails the queue pairs that take from it here,
+                // and the program's goes on elsewhere.
                 _ => {}
             }
+        }
+    }
+
+    fn tell_of_port(&self, port: u8, kind: c_int) {
+        if let Some(event) = port_event(kind) {
+            self.tell(DeviceEvent::PortChanged(port, event));
         }
     }
 
@@ -181,8 +191,7 @@ impl Shared {
             PORT_ACTIVE => (PortState::Active, DeviceEvent::PortActive(PORT)),
             _ => {
                 self.look_at_port();
-                let told = port_event(kind);
-                return told.map_or((), |event| self.tell(DeviceEvent::PortChanged(PORT, event)));
+                return self.tell_of_port(PORT, kind);
             }
         };
         // What the event says counts, should the port tell another state by now.
@@ -270,12 +279,14 @@ impl Drop for Shared {
 
 /// Whether events with this number are of a port.
 fn of_port(kind: c_int) -> bool {
-    matches!(kind, PORT_ACTIVE | PORT_ERR) || port_event(kind).is_some()
+    port_event(kind).is_some()
 }
 
-/// The event of a port that has this number; none for its state.
+/// The event of a port that has this number.
 fn port_event(kind: c_int) -> Option<PortEvent> {
     Some(match kind {
+        PORT_ACTIVE => PortEvent::Active,
+        PORT_ERR => PortEvent::Error,
         11 => PortEvent::LidChange,
         12 => PortEvent::PkeyChange,
         13 => PortEvent::SmChange,

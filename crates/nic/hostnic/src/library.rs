@@ -79,6 +79,7 @@ functions! {
     c"ibv_destroy_srq" destroy_srq(srq: *mut ibv_srq) -> c_int;
     c"ibv_create_qp" create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp;
     c"ibv_modify_qp" modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int;
+    c"ibv_query_qp" query_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int, init: *mut ibv_qp_init_attr) -> c_int;
     c"ibv_destroy_qp" destroy_qp(qp: *mut ibv_qp) -> c_int;
     c"ibv_create_ah" create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah;
     c"ibv_destroy_ah" destroy_ah(ah: *mut ibv_ah) -> c_int;

@@ -9,7 +9,7 @@ use crate::memory::HostMemory;
 use crate::srq::HostSrq;
 use crate::{lock, Object};
 use std::ffi::c_int;
-use std::mem::MaybeUninit;
+use std::mem::{zeroed, MaybeUninit};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
@@ -330,6 +330,17 @@ impl DeviceQp for HostQp {
 
     fn state(&self) -> QpState {
         lock(&self.attrs).rc.state.unwrap_or_default()
+    }
+
+    fn ask_state(&self) -> QpState {
+        // SAFETY: plain integers and null pointers.
+        let (mut attr, mut init): (ibv_qp_attr, ibv_qp_init_attr) = unsafe { zeroed() };
+        let Ok(_in_use) = self.in_use() else { return self.state() };
+        let library = self.shared.context.library;
+        // SAFETY: a QP of ours and live locals.
+        let code = unsafe { library.query_qp(self.raw.0, &mut attr, IBV_QP_STATE, &mut init) };
+        let asked = QpState::from_code(attr.qp_state).filter(|_| code == 0);
+        asked.unwrap_or_else(|| self.state())
     }
 
     fn destroy(&self) {

@@ -40,6 +40,9 @@ pub trait Driver: Send + Sync {
     /// or the next completion is on its way.
     fn arm(&self, _solicited_only: bool) {}
 
+    /// The queue has another size.
+    fn resized(&self) {}
+
     /// Has [`Cq::remind`] called with that number by a thread of its own after a moment, long
     /// enough for a program that polls once it has armed. False where there is no such thread:
     /// whoever asks does it himself. Must not block.

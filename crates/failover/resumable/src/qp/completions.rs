@@ -93,9 +93,11 @@ impl Member for JournaledQp {
         true
     }
 
-    fn lost(&self) {
+    fn lose(&self, with_device: bool) {
         let mut st = self.lock();
-        if st.journal.held().is_none() && !st.journal.ended() {
+        if !with_device {
+            self.overran(&mut st);
+        } else if st.journal.held().is_none() && !st.journal.ended() {
             st.journal.handle_fatal();
             self.tell(WcStatus::FatalErr);
         }

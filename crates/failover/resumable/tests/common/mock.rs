@@ -271,6 +271,12 @@ impl Net {
         self.state().nics.get_mut(&id).unwrap().takes = Some(sends);
     }
 
+    /// All CQs of a NIC overrun, and it says so.
+    pub fn overrun(&self, id: NicId) {
+        let queues = self.state().queues.clone();
+        queues.iter().filter_map(std::sync::Weak::upgrade).for_each(|queue| queue.overrun(id));
+    }
+
     /// The NICs cannot change the size of a CQ.
     pub fn fix_cqs(&self) {
         self.state().fixed_cqs = true;
@@ -488,8 +494,15 @@ impl State {
 pub struct Events(Mutex<Vec<DeviceEvent>>);
 
 impl Events {
-    pub fn take(&self) -> Vec<DeviceEvent> {
+    pub fn take_all(&self) -> Vec<DeviceEvent> {
         std::mem::take(&mut self.0.lock().unwrap())
+    }
+
+    /// Without those that say that there is something to look at.
+    pub fn take(&self) -> Vec<DeviceEvent> {
+        let hint =
+            |e: &DeviceEvent| matches!(e, DeviceEvent::QpChanged { .. } | DeviceEvent::CqOverran);
+        self.take_all().into_iter().filter(|event| !hint(event)).collect()
     }
 }
 

@@ -39,6 +39,19 @@ impl Worker {
             DeviceEvent::PortChanged(port, event) => {
                 core.contexts.raise(nic, event as u32, AsyncElement::Port(port), |_| true);
             }
+            DeviceEvent::QpChanged { qpn } => {
+                if let Some(qp) = core.qps.by_physical((nic, qpn)) {
+                    let g = qp.gate();
+                    if (g.nic, g.phys.qpn()) == (nic, qpn) {
+                        let _told_on_the_way = g.phys.progress();
+                    }
+                }
+            }
+            DeviceEvent::CqOverran => {
+                if let Some(device) = core.nics.device(nic) {
+                    device.find_overruns();
+                }
+            }
             DeviceEvent::UnknownSender => self.moved_qps.want(),
             DeviceEvent::QpFailed { qpn, status } => self.qp_failed(nic, qpn, status),
             DeviceEvent::Qp { qpn, event } => {

@@ -6,7 +6,7 @@
 //! know of faults.
 
 use crate::context::Context;
-use crate::device::{HostDevice, DEVICE_FATAL, PORT_ACTIVE, PORT_ERR};
+use crate::device::{HostDevice, CQ_ERR, DEVICE_FATAL, PORT_ACTIVE, PORT_ERR};
 use crate::faults::seam_qp::SeamQp;
 use crate::faults::words::Harm;
 use crate::lock;
@@ -276,13 +276,15 @@ impl Life {
 
     fn raise(&self, kind: c_int) {
         let Some(device) = self.device() else { return };
-        match crate::device::qp_event(kind) {
-            None => device.raise(kind),
-            Some(event) => {
-                for qp in self.all_qps().iter().filter(|qp| qp.is_of_program()) {
-                    self.sink.event(self.nic, DeviceEvent::Qp { qpn: qp.number(), event });
-                }
+        let all = self.all_qps();
+        let of_program = all.iter().filter(|qp| qp.is_of_program());
+        match (kind, crate::device::qp_event(kind)) {
+            (_, Some(event)) => {
+                let tell = |qpn| self.sink.event(self.nic, DeviceEvent::Qp { qpn, event });
+                of_program.for_each(|qp| tell(qp.number()));
             }
+            (CQ_ERR, None) => of_program.for_each(|qp| qp.lose_completions()),
+            (_, None) => device.raise(kind),
         }
     }
 

@@ -17,6 +17,7 @@ pub(crate) struct SeamQp {
     kind: QpType,
     control: bool,
     send_cq: Arc<Cq>,
+    recv_cq: Arc<Cq>,
     max_send_wr: usize,
     sq_sig_all: bool,
     /// It has been put into ERR by a fault.
@@ -34,6 +35,7 @@ impl SeamQp {
             kind: init.qp_type,
             control: init.control,
             send_cq: init.send_cq.clone(),
+            recv_cq: init.recv_cq.clone(),
             max_send_wr: init.caps.max_send_wr as usize,
             sq_sig_all: init.sq_sig_all,
             ended: AtomicBool::new(false),
@@ -65,6 +67,12 @@ impl SeamQp {
             // One that cannot go there is there already.
             let _ = self.inner.modify(&QpModify { rc, ..QpModify::default() });
         }
+    }
+
+    /// As if its CQs had lost completions.
+    pub(crate) fn lose_completions(&self) {
+        self.send_cq.lose();
+        self.recv_cq.lose();
     }
 
     /// The port is up again: datagrams have been lost, which no sender is told.
@@ -165,6 +173,10 @@ impl DeviceQp for SeamQp {
 
     fn state(&self) -> QpState {
         self.inner.state()
+    }
+
+    fn ask_state(&self) -> QpState {
+        self.inner.ask_state()
     }
 
     fn destroy(&self) {

@@ -88,6 +88,7 @@ const ERRNOS: &[(&str, i32)] = &[
 
 /// Asynchronous events that can be raised, by their number in `enum ibv_event_type`.
 const EVENTS: &[(&str, i32)] = &[
+    ("CQ_ERR", 0),
     ("QP_FATAL", 1),
     ("QP_REQ_ERR", 2),
     ("QP_ACCESS_ERR", 3),

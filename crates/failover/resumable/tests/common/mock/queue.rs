@@ -2,6 +2,7 @@
 
 use super::{Net, NicId};
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use unbroken_types::Wc;
 use unbroken_verbs::{Cq, Result, Source};
@@ -14,12 +15,19 @@ pub struct Queue {
     /// An event is asked for, of solicited completions only or of any.
     armed: Mutex<Option<bool>>,
     ring: OnceLock<Weak<Cq>>,
+    lost: AtomicBool,
 }
 
 impl Queue {
     pub fn new(net: &Net, nic: NicId) -> Arc<Queue> {
-        let (net, ring) = (net.clone(), OnceLock::new());
-        Arc::new(Queue { net, nic, wcs: Mutex::default(), armed: Mutex::default(), ring })
+        Arc::new(Queue {
+            net: net.clone(),
+            nic,
+            wcs: Mutex::default(),
+            armed: Mutex::default(),
+            ring: OnceLock::new(),
+            lost: AtomicBool::new(false),
+        })
     }
 
     pub fn set_ring(&self, ring: &Arc<Cq>) {
@@ -40,6 +48,14 @@ impl Queue {
         }
     }
 
+    /// It overruns, if it is of that NIC, which says so.
+    pub fn overrun(&self, nic: NicId) {
+        if self.nic == nic {
+            self.lost.store(true, Ordering::Relaxed);
+            self.ring.get().and_then(Weak::upgrade).iter().for_each(|ring| ring.lose());
+        }
+    }
+
     /// A QP is destroyed.
     pub fn purge(&self, qpn: u32) {
         self.wcs.lock().unwrap().retain(|wc| wc.qp_num != qpn);
@@ -49,6 +65,9 @@ impl Queue {
 impl Source for Queue {
     fn poll(&self, out: &mut [Wc]) -> i32 {
         self.net.drive(self.nic);
+        if self.lost.load(Ordering::Relaxed) {
+            return -1;
+        }
         let mut wcs = self.wcs.lock().unwrap();
         let n = out.len().min(wcs.len());
         out.iter_mut().zip(wcs.drain(..n)).for_each(|(to, wc)| *to = wc);
