@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use unbroken_resumable::{EventInterceptor, LogicalMemory, ResumableDevice};
 use unbroken_types::{Access, NicKey, PdHandle};
-use unbroken_verbs::{Device, KeyRow, MemoryDomain, MrChange, MrKeys, QpInit};
+use unbroken_verbs::{Backlog, Device, KeyRow, MemoryDomain, MrChange, MrKeys, QpInit};
 
 fn reg(view: &Arc<dyn MemoryDomain>, pd: PdHandle, host: &Host) -> MrKeys {
     let addr = host.addr(0);
@@ -154,8 +154,15 @@ fn a_destroyed_qp_does_not_keep_its_domain() {
     let pd = host.view.alloc_pd().unwrap();
     let End { init, qp, .. } = End::new(&host, true, None);
     qp.destroy();
-    let qp = host.nics[0].create_holding_qp(&QpInit { pd, ..init.clone() }).unwrap();
+    // One that is made ahead is nothing to the application until it is used.
+    let ahead = QpInit { pd, standby: true, ..init.clone() };
+    let qp = host.nics[0].create_holding_qp(&ahead).unwrap();
+    qp.adopt(Backlog::default()).unwrap();
     assert_eq!(host.view.dealloc_pd(pd).unwrap_err().errno(), libc::EBUSY);
+    let other = host.view.alloc_pd().unwrap();
+    let unused = host.nics[0].create_holding_qp(&QpInit { pd: other, ..ahead }).unwrap();
+    host.view.dealloc_pd(other).unwrap();
+    unused.destroy();
     let in_hands = qp.clone();
     qp.destroy();
     host.view.dealloc_pd(pd).unwrap();
