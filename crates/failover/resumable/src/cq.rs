@@ -13,7 +13,7 @@
 //! were this CQ armed first, a completion in between would use up its event and not the ring's, and
 //! no later one would wake anybody.
 
-use crate::device::lives;
+use crate::alive::lives;
 use crate::lock;
 use crate::overruns::Overruns;
 use crate::waker::Waker;
@@ -252,12 +252,13 @@ impl ProviderCq {
             true => !lives(&*self.device),
             false => !self.device.alive(),
         };
-        if let Some(app) = self.app.upgrade().filter(|_| !with_device) {
-            app.lose();
-        }
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
         let all: Vec<_> = members.values().filter_map(Weak::upgrade).collect();
         drop(members);
+        // That of QPs that are only made ahead has had nothing to lose.
+        if let Some(app) = self.app.upgrade().filter(|_| !with_device && !all.is_empty()) {
+            app.lose();
+        }
         all.iter().for_each(|member| member.lose(with_device));
     }
 
