@@ -85,6 +85,8 @@ fn a_cq_that_is_large_enough_is_left_alone() {
     assert!(w.ends[1].cq.looks_empty(), "what is there waits for who polls");
     assert_eq!(w.ends[1].poll(&w.ends[1].cq).len(), 3);
     w.ends[1].cq.resize(4).unwrap();
+    w.find_overruns();
+    assert_eq!(w.told(), 0, "somebody has polled since the last look");
     w.messages(5);
     w.find_overruns();
     assert_eq!((w.told(), w.hosts[1].events.take()), (1, vec![w.fatal()]), "it is smaller now");
