@@ -13,7 +13,7 @@ from lib.paths import ROOT
 from lib.process import Failure
 
 PAGE = ROOT / "docs" / "reference" / "errors.md"
-SECONDS = 120
+SECONDS = 300
 KINDS = ("full", "plain", "machine")
 UNPOLLED = ("to ERR with an SRQ", "wrong rkey at an SRQ", "to SQD", "overrun by receives")
 

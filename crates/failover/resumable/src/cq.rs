@@ -13,8 +13,8 @@
 //! were this CQ armed first, a completion in between would use up its event and not the ring's, and
 //! no later one would wake anybody.
 
+use crate::alive::lives;
 use crate::commands::{Commands, EndsLater};
-use crate::device::lives;
 use crate::lock;
 use crate::overruns::Overruns;
 use crate::waker::Waker;
@@ -63,6 +63,9 @@ pub(crate) struct ProviderCq {
     overruns: Arc<Overruns>,
     /// Those have it.
     watched: AtomicBool,
+    /// How often something was brought over, and by the last look.
+    brought: AtomicU32,
+    looked_at: AtomicU32,
     /// A poll has failed: whether the device has died was asked.
     lost: AtomicBool,
     waker: Arc<Waker>,
@@ -102,6 +105,8 @@ impl ProviderCq {
             markers: AtomicU32::new(0),
             overruns: overruns.clone(),
             watched: AtomicBool::new(false),
+            brought: AtomicU32::new(0),
+            looked_at: AtomicU32::new(0),
             lost: AtomicBool::new(false),
             waker: waker.clone(),
             waits: AtomicBool::new(false),
@@ -234,7 +239,23 @@ impl ProviderCq {
         empty
     }
 
+    /// Brings over what is there, unless somebody has done so since the last look: whoever polls
+    /// finds an overrun without it.
+    pub(crate) fn look(&self) {
+        let brought = || self.brought.load(Ordering::Relaxed);
+        let now = brought();
+        if self.looked_at.swap(now, Ordering::Relaxed) == now {
+            let _found_empty = self.try_bring();
+            self.looked_at.store(brought(), Ordering::Relaxed);
+        }
+    }
+
     fn dispatch(&self, wcs: &[Wc], unsettled: &mut Vec<Arc<dyn Member>>) {
+        if wcs.is_empty() {
+            return;
+        }
+        // Whoever is here has the turn.
+        self.brought.store(self.brought.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         for run in wcs.chunk_by(|a, b| a.qp_num == b.qp_num) {
             // One that was destroyed meanwhile wants its completions no more.
             let Some(member) = self.member(run[0].qp_num) else { continue };
@@ -254,12 +275,13 @@ impl ProviderCq {
             true => !lives(&*self.device),
             false => !self.device.alive(),
         };
-        if let Some(app) = self.app.upgrade().filter(|_| !with_device) {
-            app.lose();
-        }
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
         let all: Vec<_> = members.values().filter_map(Weak::upgrade).collect();
         drop(members);
+        // That of QPs that are only made ahead has had nothing to lose.
+        if let Some(app) = self.app.upgrade().filter(|_| !with_device && !all.is_empty()) {
+            app.lose();
+        }
         all.iter().for_each(|member| member.lose(with_device));
     }
 

@@ -12,30 +12,11 @@ use crate::waker::Waker;
 use crate::{lock, Host};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
 use unbroken_types::{Gid, PathAttr, PdHandle, QpType};
 use unbroken_verbs::{
     Capabilities, CompChannel, Cq, Device, DeviceAttr, DeviceCounters, DeviceQp, Error, Leftovers,
     LimitHook, MemoryDomain, OverrunHook, PortAttr, QpInit, Result, ResumableQp, Srq, SrqAttr,
 };
-
-/// A device that dies may fail before its kernel tells of the death; that is there within this
-/// time.
-const DEATH_NEWS_MS: u32 = 20;
-
-/// Whether a device that has failed somebody lives, once it has had the time to say that it does
-/// not.
-#[cold]
-pub(crate) fn lives(device: &dyn Device) -> bool {
-    for _ in 0..DEATH_NEWS_MS {
-        device.drain();
-        if !device.alive() {
-            return false;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    device.alive()
-}
 
 /// What the QPs of a wrapped device share.
 pub(crate) struct Opened {

@@ -32,6 +32,7 @@
 //! taken under a device's locks, so they are only noted there.
 #![forbid(unsafe_code)]
 
+mod alive;
 mod commands;
 mod cq;
 mod device;

@@ -58,10 +58,7 @@ impl Overruns {
         if self.told.swap(false, Ordering::AcqRel) {
             all().iter().for_each(|cq| cq.bring_all());
         } else if self.any.load(Ordering::Acquire) {
-            // One that somebody else is at is found out by that thread.
-            for cq in self.some() {
-                let _found_empty = cq.try_bring();
-            }
+            self.some().iter().for_each(|cq| cq.look());
         }
     }
 

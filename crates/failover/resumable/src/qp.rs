@@ -11,8 +11,9 @@
 
 mod completions;
 
+use crate::alive::lives;
 use crate::cq::{CqReservation, Member};
-use crate::device::{lives, Opened, PdUse};
+use crate::device::{Opened, PdUse};
 use crate::interceptor::Notes;
 use crate::lock;
 use crate::numbered::Numbered;

@@ -7,7 +7,7 @@ use common::{connect, send_wr, End, Host, CAPS};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 use unbroken_types::{QpState, SendOpcode, WcStatus};
-use unbroken_verbs::{Cq, Device, DeviceEvent, QpEvent, QpModify, RcModify, RecvWr};
+use unbroken_verbs::{Cq, Device, DeviceEvent, QpEvent, QpInit, QpModify, RcModify, RecvWr};
 
 struct World {
     net: Net,
@@ -85,6 +85,8 @@ fn a_cq_that_is_large_enough_is_left_alone() {
     assert!(w.ends[1].cq.looks_empty(), "what is there waits for who polls");
     assert_eq!(w.ends[1].poll(&w.ends[1].cq).len(), 3);
     w.ends[1].cq.resize(4).unwrap();
+    w.find_overruns();
+    assert_eq!(w.told(), 0, "somebody has polled since the last look");
     w.messages(5);
     w.find_overruns();
     assert_eq!((w.told(), w.hosts[1].events.take()), (1, vec![w.fatal()]), "it is smaller now");
@@ -99,6 +101,19 @@ fn a_device_that_loses_completions_ends_the_queue_pair() {
     w.find_overruns();
     assert_eq!((w.told(), w.hosts[1].events.take()), (1, vec![w.fatal()]));
     assert_eq!(w.ends[1].qp.state(), QpState::Err);
+}
+
+/// Nothing completes there.
+#[test]
+fn the_cq_of_a_backup_that_is_made_ahead_loses_nothing() {
+    let w = world(true, 64);
+    let ahead = QpInit { standby: true, ..w.ends[1].init.clone() };
+    let _backup = w.hosts[1].nics[1].create_holding_qp(&ahead).unwrap();
+    w.net.overrun(w.hosts[1].id(1));
+    w.hosts[1].nics[1].find_overruns();
+    assert_eq!((w.told(), w.hosts[1].events.take()), (0, vec![]));
+    w.messages(1);
+    assert_eq!(w.ends[1].poll(&w.ends[1].cq).len(), 1);
 }
 
 /// Which is what a switch is for.
