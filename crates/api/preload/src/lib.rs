@@ -62,3 +62,7 @@ mod strings;
 mod sysfs;
 mod unsupported;
 mod window;
+
+/// A program's memory that was unmapped must not become ours: see [`unbroken_process::mapping`].
+#[global_allocator]
+static ALLOCATOR: unbroken_process::mapping::Apart = unbroken_process::mapping::Apart;
