@@ -100,7 +100,7 @@ impl State<'_> {
             let seen: &SeenQp = seen;
             Qp { seen, program: programs.get(&seen.qp.process).copied().unwrap_or("?") }
         };
-        let recent = &snapshot.totals.recent;
+        let recent: Vec<_> = snapshot.recent().collect();
         let skipped = recent.len().saturating_sub(MAX_EVENTS);
         let told = |event| Told { words: event_in_words(event), event };
         let unprotected = snapshot.unprotected.iter();
@@ -117,7 +117,7 @@ impl State<'_> {
             qps_listed: snapshot.qps.len(),
             qps_age_us: snapshot.qps_age_us,
             processes: snapshot.processes.iter().map(process).collect(),
-            events: recent.iter().skip(skipped).map(told).collect(),
+            events: recent.into_iter().skip(skipped).map(told).collect(),
             collectives: snapshot.communicators.iter().map(rank).collect(),
             uplinks: snapshot.edge.iter().flat_map(|edge| &edge.uplinks).collect(),
             health,
