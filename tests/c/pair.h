@@ -36,8 +36,7 @@ static inline void open_first(struct pair *p, uint8_t port)
     if (!p->pd || ibv_query_gid(p->context, port, 0, &p->gid))
         fail("no device, protection domain or GID");
     p->mr = ibv_reg_mr(p->pd, p->memory, sizeof p->memory,
-                       IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
-                           IBV_ACCESS_REMOTE_ATOMIC);
+                       IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
     if (!p->mr)
         fail("cannot register memory: %s", strerror(errno));
 }
@@ -60,8 +59,7 @@ static inline void connect_qp(struct pair *p, struct ibv_qp *qp, const struct ib
                               uint8_t port)
 {
     struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = port,
-                             .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
-                                                IBV_ACCESS_REMOTE_ATOMIC };
+                             .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
 
     check(
         ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS),

@@ -14,7 +14,7 @@ BYTES, LONG_BYTES = 64 << 20, 1 << 30
 # The fewest that perftest sends.
 MESSAGES = 5
 # A receive is posted so much later than the message that needs it is sent.
-LATE_SECONDS = 10
+LATE_MS = 10_000
 KINDS = {
     "full": lambda logs: Fabric(logs),
     "plain": lambda logs: Fabric(logs, "--device", "plain"),
@@ -59,5 +59,5 @@ def test_a_receive_that_comes_late(logs, kind):
     program = compile_c("late_receive", "-libverbs")
     env = {"TEST_GID_INDEX": "0" if kind == "full" else str(GID_INDEX)}
     with KINDS[kind](logs) as fabric:
-        fabric.run("a", [program, LATE_SECONDS], "late", env=env).expect_success(90)
+        fabric.run("a", [program, "atomic", LATE_MS], "late", env=env).expect_success(90)
         nothing_switched(fabric)

@@ -3,11 +3,12 @@
 use crate::{Error, Result};
 use std::fs::{File, OpenOptions};
 use std::ops::Deref;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
+use unbroken_process::mapping;
 
 /// A mapped file of words, atomic since other processes write them.
 pub struct SharedWords {
@@ -60,16 +61,8 @@ impl SharedWords {
     }
 
     fn map(file: &File, len: usize) -> Result<SharedWords> {
-        let (rights, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
-        // SAFETY: a new mapping at an address of the kernel's choice; the descriptor is open.
-        let at = unsafe {
-            libc::mmap(std::ptr::null_mut(), len * 8, rights, shared, file.as_raw_fd(), 0)
-        };
-        if at == libc::MAP_FAILED {
-            return Err(Error::os("map shared memory", &std::io::Error::last_os_error()));
-        }
-        let at = NonNull::new(at.cast())
-            .ok_or_else(|| Error::invalid("shared memory was mapped at address 0"))?;
+        let at = mapping::map(len * 8, Some(file.as_fd()));
+        let at = at.map_err(|e| Error::os("map shared memory", &e))?.cast();
         Ok(SharedWords { at, len })
     }
 }
@@ -87,7 +80,7 @@ impl Deref for SharedWords {
 impl Drop for SharedWords {
     fn drop(&mut self) {
         // SAFETY: mapped by `map` with this length; no reference outlives the value.
-        let _ = unsafe { libc::munmap(self.at.as_ptr().cast(), self.len * 8) };
+        unsafe { mapping::unmap(self.at.cast(), self.len * 8) };
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use unbroken_events::{read_events, Event, EventLog, EventTail};
+use unbroken_events::{Event, EventLog, EventTail, Timeline};
+use unbroken_fabric::now_us;
 use unbroken_observe::{event_in_words, wall_in_words};
 use unbroken_units::text::shown;
 
@@ -34,12 +35,13 @@ pub(crate) fn events(place: &Place, json: bool, follow: bool) -> Result {
             print(&line(event))
         }
     };
-    if !follow {
-        return read_events(runtime).map_err(failed)?.iter().try_for_each(show);
-    }
-    let mut tail = EventTail::open(runtime);
+    let (mut tail, mut timeline) = (EventTail::open(runtime), Timeline::default());
     loop {
-        tail.poll().map_err(failed)?.iter().try_for_each(show)?;
+        timeline.add(tail.poll().map_err(failed)?);
+        timeline.due(now_us()).iter().try_for_each(show)?;
+        if !follow {
+            return Ok(());
+        }
         wait(INTERVAL)?;
     }
 }

@@ -10,6 +10,9 @@ use crate::totals::Trouble;
 /// Events carry the wall clock, which may have been set between two of them by so much.
 const SLACK_US: u64 = 100_000;
 
+/// A program that failed and has ended counts for so long, where no NIC is known to be the reason.
+const RECENT_FAILURE_US: u64 = 300_000_000;
+
 /// How a host, or all of them, fares.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub enum Verdict {
@@ -220,9 +223,10 @@ fn judge(snapshot: &Snapshot, host: &str, nics: &[&NicStatus]) -> HostHealth {
     HostHealth { host: host.into(), verdict, nics, working, capacity, impaired, qps, why }
 }
 
-/// QPs of a host that failed for good: those of processes that live, also where they are destroyed,
-/// and those that failed since a NIC is as it is now. What became of a program that has ended is
-/// the scheduler's to judge once its NICs are well.
+/// QPs of a host that failed for good: those of processes that live, also where they are destroyed;
+/// those that failed since a NIC is as it is now; and those that failed a short time ago, unless
+/// something has recovered since. What became of a program that has ended is the scheduler's to
+/// judge once its NICs are well.
 fn given_up(snapshot: &Snapshot, host: &str, impaired: &[Impaired]) -> u64 {
     let lives = |pid: u32| snapshot.processes.iter().any(|process| process.pid == pid);
     let wall_us = |i: &Impaired| (i.since_unix_s * 1e6) as u64;
@@ -230,8 +234,14 @@ fn given_up(snapshot: &Snapshot, host: &str, impaired: &[Impaired]) -> u64 {
     let since = |failed: &Trouble| {
         begun.is_some_and(|begun| failed.wall_us.saturating_add(SLACK_US) >= begun)
     };
+    let now_us = snapshot.time_us;
+    let of_late = |failed: &Trouble| {
+        failed.since_us.saturating_add(RECENT_FAILURE_US) > now_us
+            && !snapshot.totals.recovered_since(failed.since_us, now_us)
+    };
+    let counts = |pid, failed| lives(pid) || since(failed) || of_late(failed);
     let failed = snapshot.totals.failed.iter().filter(|((_, of, _), _)| of == host);
-    failed.filter(|((pid, ..), failed)| lives(*pid) || since(failed)).count() as u64
+    failed.filter(|((pid, ..), failed)| counts(*pid, failed)).count() as u64
 }
 
 /// What is wrong with a NIC, if something is.
@@ -431,7 +441,25 @@ mod tests {
         let out = verdict(vec![nic("a/0", "dead", &["nic a/0 dead"]), other()]);
         assert_eq!(out.verdict, Verdict::Failed);
         assert!(out.hosts[0].why.iter().any(|why| why.starts_with("1 queue pairs failed")));
-        assert_eq!(verdict(vec![nic("a/0", "active", &[]), other()]).verdict, Verdict::Healthy);
+        let clear = What::FaultClear { fault: "nic a/0 dead".into() };
+        totals.add(&Event { time_us: 3_000_000, wall_us: 10_000_000, pid: 1, what: clear });
+        let healed = seen(vec![nic("a/0", "active", &[]), other()], QpCounts::default());
+        let healed = health(&Snapshot { totals: Arc::new(totals), ..healed }, None);
+        assert_eq!(healed.verdict, Verdict::Healthy);
+    }
+
+    /// Where nothing is wrong with a NIC, a program that failed and has ended counts for a while.
+    #[test]
+    fn a_program_that_has_just_failed_is_a_failure() {
+        let what = What::GiveUp { host: "a".into(), qp: 1, why: "retries exceeded".into() };
+        let mut totals = Totals::default();
+        totals.add(&Event { time_us: 4_000_000, wall_us: 9_000_000, pid: 99, what });
+        let mut snapshot = seen(vec![nic("a/0", "active", &[])], QpCounts::default());
+        snapshot.totals = Arc::new(totals);
+        let of = health(&snapshot, None);
+        assert_eq!((of.verdict, of.exit_status), (Verdict::Failed, 2));
+        snapshot.time_us += RECENT_FAILURE_US;
+        assert_eq!(health(&snapshot, None).verdict, Verdict::Healthy, "long ago");
     }
 
     #[test]

@@ -101,6 +101,12 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
+    /// What has happened of late, the oldest first. The log knows the end of a fault that is set
+    /// for a time before it comes.
+    pub fn recent(&self) -> impl Iterator<Item = &Event> {
+        self.totals.recent.iter().filter(|event| event.time_us <= self.time_us)
+    }
+
     /// The hosts, by name.
     pub fn hosts(&self) -> Vec<String> {
         let of_nics = self.nics.iter().filter_map(|nic| host_of(&nic.nic)).map(str::to_owned);

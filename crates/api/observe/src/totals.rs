@@ -116,6 +116,8 @@ pub struct Totals {
     /// The last events, the oldest first.
     pub recent: VecDeque<Event>,
     faults: VecDeque<SetFault>,
+    /// When a port became active last.
+    active_us: u64,
     first_paths: HashMap<(u32, String, u32), FirstPath>,
 }
 
@@ -150,7 +152,10 @@ impl Totals {
                 count(&mut self.deaths, nic);
                 put(&mut self.troubles, nic, trouble("device fatal"));
             }
-            What::PortActive { nic } => drop(self.troubles.remove(nic)),
+            What::PortActive { nic } => {
+                self.troubles.remove(nic);
+                self.active_us = self.active_us.max(event.time_us);
+            }
             What::GiveUp { host, qp, why } => {
                 count(&mut self.give_ups, host);
                 if self.failed.len() < MAX_QPS {
@@ -218,6 +223,12 @@ impl Totals {
         };
         let set = self.faults.iter().rev().find(holds)?;
         Some(Trouble { what: fault.into(), since_us: set.from_us, wall_us: set.wall_us })
+    }
+
+    /// Whether a fault has ended, or a port has become active, between that time and now.
+    pub fn recovered_since(&self, at_us: u64, now_us: u64) -> bool {
+        let ended = |set: &SetFault| set.until_us.is_some_and(|t| (at_us..=now_us).contains(&t));
+        self.active_us > at_us || self.faults.iter().any(ended)
     }
 
     /// The path that a QP was on before its switches, and when and why it left it; `None` where it

@@ -6,10 +6,10 @@
 use crate::device_memory::{DeviceMemory, PAGE};
 use crate::ffi::{code, deref, pointer};
 use crate::memory::RIGHTS;
-use crate::objects::{free, ContextObj, DmObj, MrKind, MrObj, PdObj};
+use crate::objects::{free, ContextObj, DmObj, MrKind, MrObj, PdHold, PdObj};
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::null_mut;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use unbroken_types::Access;
 use unbroken_verbs::abi::*;
 use unbroken_verbs::Error;
@@ -121,6 +121,12 @@ pub unsafe extern "C" fn reg_dm_mr(
             rkey: keys.rkey,
         };
         let kind = MrKind::Device { _memory: dm.memory.clone() };
-        Ok(Box::into_raw(Box::new(MrObj { c, api: owner.api.clone(), kind })).cast())
+        Ok(Box::into_raw(Box::new(MrObj {
+            c,
+            api: owner.api.clone(),
+            kind,
+            pd: Mutex::new(PdHold::new(owner)),
+        }))
+        .cast())
     })
 }

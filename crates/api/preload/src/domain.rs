@@ -7,9 +7,8 @@
 //! handle, and its allocators are never called.
 
 use crate::ffi::{code, deref, pointer};
-use crate::objects::{free, ContextObj, PdObj, TdObj};
+use crate::objects::{free, ContextObj, PdHold, PdObj, TdHold, TdObj};
 use std::ffi::c_int;
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use unbroken_verbs::abi::*;
 use unbroken_verbs::{Error, Result};
@@ -27,14 +26,23 @@ pub unsafe extern "C" fn alloc_td(
                 attr.comp_mask
             )));
         }
-        Ok(Box::into_raw(Box::new(TdObj { c: ibv_td { context }, api: owner.api.clone() })).cast())
+        let (api, users) = (owner.api.clone(), AtomicU32::new(0));
+        Ok(Box::into_raw(Box::new(TdObj { c: ibv_td { context }, api, users })).cast())
     })
 }
 
 pub unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     code("ibv_dealloc_td", || {
-        // SAFETY: a thread domain of ours that the program gives up, made by Box in alloc_td.
-        unsafe { free(TdObj::of(td)?) };
+        // SAFETY: a thread domain of ours that the program gives up.
+        let td = unsafe { TdObj::of(td) }?;
+        if td.users.load(Ordering::Acquire) > 0 {
+            return Err(Error::new(
+                libc::EBUSY,
+                "a parent domain has this thread domain: give up that one first",
+            ));
+        }
+        // SAFETY: made by Box in alloc_td.
+        unsafe { free(td) };
         Ok(())
     })
 }
@@ -58,28 +66,30 @@ pub unsafe extern "C" fn alloc_parent_domain(
         {
             return Err(Error::invalid("allocators: alloc and free must both be there"));
         }
-        of.parents.fetch_add(1, Ordering::AcqRel);
+        // SAFETY: a thread domain of ours, or NULL.
+        let td = if attr.td.is_null() { None } else { Some(unsafe { TdObj::of(attr.td) }?) };
         Ok(Box::into_raw(Box::new(PdObj {
             c: ibv_pd { context, handle: of.c.handle },
             api: of.api.clone(),
-            of: NonNull::new(attr.pd),
-            parents: AtomicU32::new(0),
+            of: Some(PdHold::new(of)),
+            _td: td.map(TdHold::new),
+            users: AtomicU32::new(0),
         }))
         .cast())
     })
 }
 
-/// A domain is about to go. Whether it is one by itself, with a handle to give back; EBUSY while
-/// parent domains stand for it.
-pub fn release_parent(pd: &PdObj) -> Result<bool> {
-    if pd.parents.load(Ordering::Acquire) > 0 {
-        return Err(Error::new(
+/// A domain is about to go. Whether it is one by itself, with a handle to give back, and no parent
+/// domain; EBUSY while something lies in it.
+pub fn may_go(pd: &PdObj) -> Result<bool> {
+    match pd.users.load(Ordering::Acquire) {
+        0 => Ok(pd.of.is_none()),
+        users => Err(Error::new(
             libc::EBUSY,
-            "a parent domain stands for this protection domain: end that first",
-        ));
+            format!(
+                "{users} objects lie in this domain (QPs, SRQs, memory regions, windows, parent \
+                 domains): give them up first"
+            ),
+        )),
     }
-    let Some(of) = pd.of else { return Ok(true) };
-    // SAFETY: the domain of a parent domain lives as long as that, by the check above.
-    unsafe { PdObj::of(of.as_ptr()) }?.parents.fetch_sub(1, Ordering::AcqRel);
-    Ok(false)
 }

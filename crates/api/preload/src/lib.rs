@@ -74,3 +74,6 @@ extern "C" fn loaded() {
 #[used]
 #[link_section = ".init_array"]
 static LOADED: extern "C" fn() = loaded;
+/// A program's memory that was unmapped must not become ours: see [`unbroken_process::mapping`].
+#[global_allocator]
+static ALLOCATOR: unbroken_process::mapping::Apart = unbroken_process::mapping::Apart;

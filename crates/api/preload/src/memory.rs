@@ -2,11 +2,12 @@
 
 use crate::domain;
 use crate::ffi::{code, minus_one, pointer};
-use crate::objects::{free, ContextObj, MrKind, MrObj, PdObj};
+use crate::objects::{free, lock, ContextObj, MrKind, MrObj, PdHold, PdObj};
 use crate::real::pass;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::AtomicU32;
+use std::sync::Mutex;
 use unbroken_types::Access;
 use unbroken_verbs::abi::{ibv_context, ibv_mr, ibv_pd};
 use unbroken_verbs::{Error, MrChange, MrKeys, Result};
@@ -29,7 +30,8 @@ unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
             c: ibv_pd { context, handle: handle.0 },
             api,
             of: None,
-            parents: AtomicU32::new(0),
+            _td: None,
+            users: AtomicU32::new(0),
         }))
         .cast())
     })
@@ -41,7 +43,7 @@ unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     code("ibv_dealloc_pd", || {
         // SAFETY: a protection domain of ours that the program gives up.
         let pd = unsafe { PdObj::of(pd) }?;
-        if domain::release_parent(pd)? {
+        if domain::may_go(pd)? {
             pd.api.dealloc_pd(pd.handle())?;
         }
         // SAFETY: made by Box in ibv_alloc_pd or alloc_parent_domain.
@@ -96,7 +98,13 @@ fn object(
         lkey: keys.lkey,
         rkey: keys.rkey,
     };
-    Box::into_raw(Box::new(MrObj { c, api: owner.api.clone(), kind })).cast()
+    Box::into_raw(Box::new(MrObj {
+        c,
+        api: owner.api.clone(),
+        kind,
+        pd: Mutex::new(PdHold::new(owner)),
+    }))
+    .cast()
 }
 
 /// Registers memory behind a dma-buf.
@@ -206,13 +214,16 @@ unsafe extern "C" fn ibv_rereg_mr(
             return Err(Error::invalid("access is given without IBV_REREG_MR_CHANGE_ACCESS"));
         }
         // SAFETY: a protection domain of ours, or NULL, where it counts.
-        let domain = if has(CHANGE_PD) { Some(unsafe { PdObj::of(pd) }?.handle()) } else { None };
+        let domain = if has(CHANGE_PD) { Some(unsafe { PdObj::of(pd) }?) } else { None };
         let change = MrChange {
             range: has(CHANGE_TRANSLATION).then_some((addr as u64, length as u64)),
-            pd: domain,
+            pd: domain.map(PdObj::handle),
             access: if has(CHANGE_ACCESS) { Some(rights(access as c_uint)?) } else { None },
         };
         object.api.rereg_mr(object.c.lkey, &change)?;
+        if let Some(domain) = domain {
+            *lock(&object.pd) = PdHold::new(domain);
+        }
         // SAFETY: the C part is ours to write; the program changes a region in one thread at a
         // time.
         unsafe {
@@ -242,7 +253,8 @@ pub unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
             lkey,
             rkey: 0,
         };
-        Ok(Box::into_raw(Box::new(MrObj { c, api: owner.api.clone(), kind: MrKind::Null })).cast())
+        let (api, pd) = (owner.api.clone(), Mutex::new(PdHold::new(owner)));
+        Ok(Box::into_raw(Box::new(MrObj { c, api, kind: MrKind::Null, pd })).cast())
     })
 }
 

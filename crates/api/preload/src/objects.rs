@@ -50,10 +50,43 @@ pub struct PdObj {
     pub c: ibv_pd,
     pub api: Arc<api::Context>,
     /// The domain that this one, a parent domain, stands for.
-    pub of: Option<NonNull<ibv_pd>>,
-    /// Parent domains that stand for this one.
-    pub parents: AtomicU32,
+    pub of: Option<PdHold>,
+    /// The thread domain of a parent domain, if it has one.
+    pub _td: Option<TdHold>,
+    /// What lies in it: QPs, SRQs, regions, windows, and parent domains that stand for it.
+    pub users: AtomicU32,
 }
+
+/// Something that keeps another object: that cannot be given up before it has been dropped.
+macro_rules! hold {
+    ($hold:ident, $of:ty, $what:literal) => {
+        #[doc = $what]
+        pub struct $hold(NonNull<$of>);
+
+        impl $hold {
+            /// Counts among the object's users until it is dropped.
+            pub fn new(object: &$of) -> $hold {
+                object.users.fetch_add(1, Ordering::AcqRel);
+                $hold(NonNull::from(object))
+            }
+        }
+
+        impl Drop for $hold {
+            fn drop(&mut self) {
+                // SAFETY: an object with users is not freed.
+                unsafe { self.0.as_ref() }.users.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+
+        // SAFETY: it touches an atomic alone.
+        unsafe impl Send for $hold {}
+        // SAFETY: as above.
+        unsafe impl Sync for $hold {}
+    };
+}
+
+hold!(PdHold, PdObj, "A use of a protection domain.");
+hold!(TdHold, TdObj, "A use of a thread domain.");
 
 impl PdObj {
     /// Its name below the C boundary.
@@ -68,6 +101,7 @@ pub struct MrObj {
     pub c: ibv_mr,
     pub api: Arc<api::Context>,
     pub kind: MrKind,
+    pub pd: Mutex<PdHold>,
 }
 
 /// What a region is of.
@@ -87,6 +121,7 @@ pub enum MrKind {
 pub struct MwObj {
     pub c: UnsafeCell<ibv_mw>,
     pub api: Arc<api::Context>,
+    pub _pd: PdHold,
 }
 
 /// A thread domain.
@@ -94,6 +129,8 @@ pub struct MwObj {
 pub struct TdObj {
     pub c: ibv_td,
     pub api: Arc<api::Context>,
+    /// Parent domains that it is part of.
+    pub users: AtomicU32,
 }
 
 /// Device memory.
@@ -134,6 +171,7 @@ pub struct SrqObj {
     pub c: UnsafeCell<ibv_srq>,
     pub srq: Arc<Srq>,
     pub api: Arc<api::Context>,
+    pub _pd: PdHold,
     pub cookie: u64,
     pub async_events: Acks,
 }
@@ -144,6 +182,7 @@ pub struct QpObj {
     pub c: UnsafeCell<ibv_qp_ex>,
     pub qp: Arc<api::Qp>,
     pub api: Arc<api::Context>,
+    pub _pd: PdHold,
     pub cookie: u64,
     pub is_ud: bool,
     /// Made with `send_ops_flags`: the builders may be used.

@@ -1,7 +1,9 @@
 //! QPs: create, modify, query, destroy.
 
 use crate::ffi::{code, deref, pointer};
-use crate::objects::{free, fresh_cookie, lock, Acks, CqObj, InitAttr, PdObj, QpObj, SrqObj, QPS};
+use crate::objects::{
+    free, fresh_cookie, lock, Acks, CqObj, InitAttr, PdHold, PdObj, QpObj, SrqObj, QPS,
+};
 use crate::qp_attr::{caps_to_c, change, snapshot};
 use crate::real::pass;
 use crate::{builder, races};
@@ -172,6 +174,7 @@ unsafe fn create(r: Request) -> Result<*mut ibv_qp> {
         init: InitAttr { kind, sq_sig_all: r.sq_sig_all },
         changing: Mutex::default(),
         api: pd.api.clone(),
+        _pd: PdHold::new(pd),
     }));
     QPS.get().insert(cookie, object);
     Ok(object.cast())

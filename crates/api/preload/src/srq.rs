@@ -1,7 +1,7 @@
 //! Shared receive queues: create, modify, query, destroy, post.
 
 use crate::ffi::{code, deref, failed, guard, pointer};
-use crate::objects::{free, fresh_cookie, Acks, PdObj, SrqObj, SRQS};
+use crate::objects::{free, fresh_cookie, Acks, PdHold, PdObj, SrqObj, SRQS};
 use crate::post::sges;
 use crate::real::pass;
 use std::cell::UnsafeCell;
@@ -64,8 +64,9 @@ unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> Result<*mut i
     c.handle = cookie as u32;
     // SAFETY: a field of the caller's structure.
     unsafe { addr_of_mut!((*attr).attr).write(to_c(srq.query())) };
-    let api = owner.api.clone();
-    let object = SrqObj { c: UnsafeCell::new(c), srq, api, cookie, async_events: Acks::default() };
+    let (api, pd) = (owner.api.clone(), PdHold::new(owner));
+    let (c, async_events) = (UnsafeCell::new(c), Acks::default());
+    let object = SrqObj { c, srq, api, _pd: pd, cookie, async_events };
     let object = Box::into_raw(Box::new(object));
     SRQS.get().insert(cookie, object);
     Ok(object.cast())

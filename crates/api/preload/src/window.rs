@@ -8,7 +8,7 @@
 
 use crate::ffi::{code, deref, pointer};
 use crate::limits::KNOWN_FLAGS;
-use crate::objects::{free, MrObj, MwObj, PdObj, QpObj};
+use crate::objects::{free, MrObj, MwObj, PdHold, PdObj, QpObj};
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use unbroken_types::{Access, SendFlags};
@@ -39,7 +39,8 @@ pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_int) -> *mut ibv_mw {
             handle: rkey >> 8,
             r#type: kind,
         });
-        Ok(Box::into_raw(Box::new(MwObj { c, api: owner.api.clone() })).cast())
+        Ok(Box::into_raw(Box::new(MwObj { c, api: owner.api.clone(), _pd: PdHold::new(owner) }))
+            .cast())
     })
 }
 

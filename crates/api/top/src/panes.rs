@@ -121,12 +121,12 @@ fn draw_rails(
 }
 
 fn draw_events(snapshot: &Snapshot, scroll: usize, theme: &Theme, area: Rect, buf: &mut Buffer) {
-    let events = &snapshot.totals.recent;
+    let events: Vec<_> = snapshot.recent().collect();
     if events.is_empty() {
         return Paragraph::new("nothing has happened yet").render(area, buf);
     }
     let room = usize::from(area.height);
-    let line = |event: &unbroken_events::Event| {
+    let line = |event: &&unbroken_events::Event| {
         let style = match &event.what {
             What::GiveUp { .. } | What::DeviceFatal { .. } | What::PortDown { .. } => theme.bad(),
             What::Fault { .. } | What::Switch(_) => theme.warning(),

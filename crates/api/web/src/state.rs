@@ -100,10 +100,10 @@ impl State<'_> {
             let seen: &SeenQp = seen;
             Qp { seen, program: programs.get(&seen.qp.process).copied().unwrap_or("?") }
         };
-        let recent = &snapshot.totals.recent;
+        let recent: Vec<_> = snapshot.recent().collect();
         let skipped = recent.len().saturating_sub(MAX_EVENTS);
         let told = |event| Told { words: event_in_words(event), event };
-        let mut events: Vec<Told<'_>> = recent.iter().skip(skipped).map(told).collect();
+        let mut events: Vec<Told<'_>> = recent.into_iter().skip(skipped).map(told).collect();
         // Who sets a fault writes of it when it holds; a switch that it caused may be written before.
         events.sort_by_key(|told| told.event.wall_us);
         let unprotected = snapshot.unprotected.iter();

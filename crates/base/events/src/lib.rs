@@ -17,6 +17,7 @@ mod log;
 mod sdr;
 mod server;
 mod status;
+mod timeline;
 
 pub use cause::{fault_place, fill_detect_us};
 pub use event::{Event, Switch, SwitchKind, What};
@@ -24,3 +25,4 @@ pub use log::{read_events, EventLog, EventTail, LOG_LIMIT_BYTES};
 pub use sdr::{sdr_status, set_sdr_source, SdrStatus};
 pub use server::{answering_processes, query_status, StatusServer};
 pub use status::{BackupsStatus, NicCounters, NicStatus, ProcessStatus, QpStatus};
+pub use timeline::{happened, Timeline};

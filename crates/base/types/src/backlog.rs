@@ -275,7 +275,8 @@ pub struct Progress {
     /// A WR that changes keys (it binds a memory window or invalidates a key) was executed: the
     /// keys of this QP are no longer those that were registered.
     pub keys_changed: bool,
-    /// When the first acknowledgement came or the first message of the peer was executed.
+    /// When the peer answered first (that it has no receive is an answer, too) or its first message
+    /// was executed.
     pub first_moved_us: Option<u64>,
 }
 

@@ -8,13 +8,14 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::ops::Deref;
+use std::os::fd::AsFd;
 use std::path::Path;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::fs::{fallocate, FallocateFlags};
-use rustix::mm::{mmap, munmap, MapFlags, ProtFlags};
 
+use unbroken_process::mapping;
 use unbroken_runtime::{fill_random, open_own};
 
 use crate::error::{FabricError, Result};
@@ -96,20 +97,8 @@ impl<T: Layout> Mapped<T> {
         if len != size as u64 {
             return Err(wrong(format!("has {len} bytes where {size} are right")));
         }
-        // SAFETY: a new mapping at an address of the kernel's choice, of the file's whole length.
-        let at = unsafe {
-            mmap(
-                ptr::null_mut(),
-                size,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
-                file,
-                0,
-            )
-            .map_err(|e| FabricError::io(path, "map it")(e.into()))?
-        };
-        let at =
-            NonNull::new(at.cast::<T>()).ok_or_else(|| wrong("was mapped at address 0".into()))?;
+        let at = mapping::map(size, Some(file.as_fd())).map_err(FabricError::io(path, "map it"))?;
+        let at = at.cast::<T>();
         let page = Mapped { at };
         // SAFETY: `Layout` says that the page begins with a header, that any bytes are a value, and
         // mappings are page-aligned.
@@ -143,7 +132,7 @@ impl<T: Layout> Deref for Mapped<T> {
 impl<T: Layout> Drop for Mapped<T> {
     fn drop(&mut self) {
         // SAFETY: the mapping was made by `map` with this size, and no reference outlives `self`.
-        let _ = unsafe { munmap(self.at.as_ptr().cast(), size_of::<T>()) };
+        unsafe { mapping::unmap(self.at.cast(), size_of::<T>()) };
     }
 }
 

@@ -71,7 +71,7 @@ pub(crate) struct HostDevice {
     shared: Arc<Shared>,
     memory: Arc<HostMemory>,
     owner: Owner,
-    thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+    thread: Mutex<Option<unbroken_process::Thread>>,
 }
 
 /// The GID by which peers reach a port, and its index: of RoCEv2 and IPv4 where there is one, of
@@ -490,8 +490,8 @@ impl Drop for HostDevice {
         self.shared.end.signal();
         let thread = lock(&self.thread).take();
         // The thread itself may drop the last handle, by way of the sink.
-        if let Some(thread) = thread.filter(|t| t.thread().id() != std::thread::current().id()) {
-            let _ = thread.join();
+        if let Some(thread) = thread.filter(|t| !t.is_current()) {
+            thread.join();
         }
     }
 }

@@ -181,9 +181,9 @@ impl RcQp {
         News { acked: self.requester.advanced(), lost, rtt_us }
     }
 
-    /// Whether it waits because the peer had no receive (RNR).
+    /// Whether it sends nothing now because the peer had no receive (RNR).
     pub fn waits_for_receiver(&self) -> bool {
-        self.requester.waiting_rnr()
+        self.requester.rests_for_rnr()
     }
 
     /// With `suspend_on_error`, why the network stopped the QP.
@@ -395,7 +395,9 @@ impl RcQp {
             _ => {}
         }
         if self.first_moved_us.is_none()
-            && (self.requester.advanced() > 0 || self.responder.moved())
+            && (self.requester.advanced() > 0
+                || self.requester.waiting_rnr()
+                || self.responder.moved())
         {
             self.first_moved_us = Some(now_us);
         }

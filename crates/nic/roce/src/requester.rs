@@ -24,7 +24,8 @@
 //!
 //! Failures: no acknowledgement in time, more than `retry_cnt` times in a row: RETRY_EXC (of the
 //! network). RNR NAKs beyond `rnr_retry`: RNR_RETRY_EXC. A NAK other than for sequence: the error
-//! that it names. Local memory: LOC_PROT, once everything before it is complete. Each is returned
+//! that it names. Local memory: LOC_PROT, once everything before it is complete; a READ or an atomic
+//! of a QP with `max_rd_atomic` 0: LOC_QP_OP. Each is returned
 //! as the status of entry `head`; what it does to the queue is [`crate::RcQp`]'s to say.
 
 mod ending;
@@ -137,6 +138,8 @@ pub(crate) struct Requester {
     armed: bool,
     ack_deadline: Option<u64>,
     rnr_until: Option<u64>,
+    /// The receiver was not ready, and nothing has been acknowledged since.
+    not_ready: bool,
     /// An entry that cannot be sent, and why.
     unsendable: Option<(u64, WcStatus)>,
     /// Where the peer knows its memory by other keys than the application.
@@ -194,6 +197,7 @@ impl Requester {
             armed: false,
             ack_deadline: None,
             rnr_until: None,
+            not_ready: false,
             unsendable: None,
             translated: None,
             advanced: 0,
@@ -238,8 +242,15 @@ impl Requester {
         self.ring.tail - self.cur < COMPANY && self.cur - self.ring.head >= COMPANY
     }
 
-    pub(crate) fn waiting_rnr(&self) -> bool {
+    /// The timer of an RNR NAK runs.
+    pub(crate) fn rests_for_rnr(&self) -> bool {
         self.rnr_until.is_some()
+    }
+
+    /// The peer has no receive, as far as is known: also while what was sent again is on its way.
+    /// A peer that answers nothing to that is for the retry counter to find.
+    pub(crate) fn waiting_rnr(&self) -> bool {
+        self.not_ready
     }
 
     /// Whether everything that was started, in this life or an earlier one, is complete (state
@@ -339,6 +350,11 @@ impl Requester {
         if !self.is_named() {
             return false;
         }
+        let asks = wqe.opcode.awaits_data() && !wqe.opcode.is_local() && !wqe.executed;
+        if asks && self.limits.max_rd_atomic == 0 {
+            self.unsendable = Some((self.cur, WcStatus::LocQpOpErr));
+            return false;
+        }
         let first_psn = self.next_psn;
         let packets = if wqe.executed || wqe.opcode.is_local() {
             0
@@ -433,7 +449,7 @@ impl Requester {
         let in_flight = self.in_flight();
         // A block larger than the window goes alone: its boundaries are fixed.
         let fits = in_flight == 0 || in_flight + packets <= self.window.packets();
-        let may = fits && self.reads_in_flight < self.limits.max_rd_atomic.max(1);
+        let may = fits && self.reads_in_flight < self.limits.max_rd_atomic;
         if !may || !self.has_room(packets * cost) {
             return Ok(0);
         }
@@ -475,7 +491,7 @@ impl Requester {
         sink: &mut (impl PacketSink + ?Sized),
     ) -> Result<u32, SinkError> {
         let may = self.in_flight() < self.window.packets()
-            && self.reads_in_flight < self.limits.max_rd_atomic.max(1);
+            && self.reads_in_flight < self.limits.max_rd_atomic;
         if !may || !self.has_room(cost) {
             return Ok(0);
         }

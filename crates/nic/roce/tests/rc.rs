@@ -159,6 +159,8 @@ fn a_missing_receive_is_waited_for() {
     assert_eq!(p.ends[0].qp.poll_timeout(), Some(p.now_us + 640));
     while p.now_us < begin + 20_000 {
         p.step();
+        // Between two NAKs, too: whoever looks then must not take it for a path that is broken.
+        assert!(p.ends[0].qp.progress().waiting_rnr);
     }
     assert!(p.statuses(0).is_empty(), "rnr_retry 7 is for ever");
     p.recv(1, 5, &[sge(DST, 0, 2000)]);

@@ -15,9 +15,8 @@ use crate::shared::Shared;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use unbroken_fabric::now_us;
-use unbroken_process::spawn;
+use unbroken_process::{spawn, Thread};
 use unbroken_verbs::{Error, HeldEvents, Result};
 
 /// After bulk data more is likely to come at once: for so long the thread looks for it before it
@@ -27,7 +26,7 @@ const LINGER_US: u64 = 40;
 /// The background thread of a NIC; dropping it ends the thread.
 pub(crate) struct Background {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<Thread>,
 }
 
 impl Background {
@@ -50,7 +49,7 @@ impl Drop for Background {
         self.shared.stop.store(true, Ordering::Release);
         self.shared.bell.signal();
         if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+            thread.join();
         }
     }
 }

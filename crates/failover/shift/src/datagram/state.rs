@@ -43,6 +43,11 @@ impl Datagram {
         }))
     }
 
+    /// See [`Datagram::mtu`].
+    pub(crate) fn mtu(&self) -> Mtu {
+        self.mtu
+    }
+
     /// No NIC carries it now.
     pub(crate) fn parked(&self) -> bool {
         self.parked.is_some()

@@ -4,7 +4,7 @@ use super::{Gate, Qp};
 use crate::datagram;
 use crate::link;
 use unbroken_failover_protocol::Reason;
-use unbroken_types::WcStatus;
+use unbroken_types::{check_datagram, check_send, QpType, WcStatus};
 use unbroken_verbs::{
     Cq, Error, ListResult, PostError, RecvWr, Result, ResumableQp, SendBatch, SendWr,
 };
@@ -73,9 +73,7 @@ impl Qp {
 
     #[cold]
     fn sends_failed(&self, g: &mut Gate, error: Error, batch: &dyn SendBatch) -> Result<()> {
-        let ids = (0..batch.count()).map(|i| batch.wr(i).wr_id);
-        let hold = |g: &mut Gate| self.sends_held(g, batch);
-        self.post_failed(g, error, ids, &self.init.send_cq, |phys| phys.post_sends(batch), hold)
+        self.post_failed(g, error, &Post::Sends(batch))
     }
 
     /// See [`Qp::sends_held`].
@@ -98,31 +96,19 @@ impl Qp {
         }
         match g.phys.post_recv(wr) {
             Ok(()) => Ok(()),
-            Err(e) => {
-                let hold = |g: &mut Gate| self.recv_held(g, wr);
-                let id = std::iter::once(wr.wr_id);
-                self.post_failed(&mut g, e, id, &self.init.recv_cq, |phys| phys.post_recv(wr), hold)
-            }
+            Err(e) => self.post_failed(&mut g, e, &Post::Recv(wr)),
         }
     }
 
     /// A post failed. On a dead NIC that is how a failure shows first: switch, and post to the QP
     /// that the switch made, or keep the WR while there is none, or while the peer is not found.
     #[cold]
-    fn post_failed(
-        &self,
-        g: &mut Gate,
-        error: Error,
-        wr_ids: impl Iterator<Item = u64>,
-        cq: &Cq,
-        again: impl Fn(&dyn ResumableQp) -> Result<()>,
-        hold: impl Fn(&mut Gate) -> Option<Result<()>>,
-    ) -> Result<()> {
+    fn post_failed(&self, g: &mut Gate, error: Error, post: &Post<'_>) -> Result<()> {
         let mut error = error;
         // The NIC that the switch chose may be dead by now, too; each try leaves one of them.
         let mut tries = self.core.nics.count() + 1;
         while !g.ended() {
-            if let Some(result) = hold(g) {
+            if let Some(result) = post.hold(self, g) {
                 return result;
             }
             if error.errno() != libc::EIO || tries == 0 {
@@ -136,13 +122,89 @@ impl Qp {
                 _ => return Err(error),
             }
             if !g.failed {
-                match hold(g).unwrap_or_else(|| again(&*g.phys)) {
+                match post.hold(self, g).unwrap_or_else(|| post.to(&*g.phys)) {
                     Ok(()) => return Ok(()),
                     Err(e) => error = e,
                 }
             }
         }
-        wr_ids.for_each(|wr_id| cq.push(self.flushed(wr_id, WcStatus::WrFlushErr), false));
+        self.post_to_ended(g, error, post)
+    }
+
+    /// Flushes what is posted to a QP in ERR whose physical QP takes nothing any more. That one may
+    /// also have refused what every device refuses in any state: the program is told.
+    fn post_to_ended(&self, g: &mut Gate, error: Error, post: &Post<'_>) -> Result<()> {
+        post.check(self, g)?;
+        if error.errno() == libc::ENOMEM {
+            return Err(error);
+        }
+        if !g.failed {
+            // What it had is flushed before what comes now.
+            if let Ok(work) = g.phys.quiesce() {
+                self.flush_backlog(&work, WcStatus::WrFlushErr);
+                g.failed = true;
+            }
+        }
+        post.flush(self);
         Ok(())
+    }
+}
+
+/// What is posted.
+enum Post<'a> {
+    Sends(&'a dyn SendBatch),
+    Recv(&'a RecvWr<'a>),
+}
+
+impl Post<'_> {
+    fn to(&self, phys: &dyn ResumableQp) -> Result<()> {
+        match self {
+            Post::Sends(batch) => phys.post_sends(*batch),
+            Post::Recv(wr) => phys.post_recv(wr),
+        }
+    }
+
+    /// Keeps it where the physical QP shall not have it now. `None`: it shall.
+    fn hold(&self, qp: &Qp, g: &mut Gate) -> Option<Result<()>> {
+        match self {
+            Post::Sends(batch) => qp.sends_held(g, *batch),
+            Post::Recv(wr) => qp.recv_held(g, wr),
+        }
+    }
+
+    /// Whether it fits the QP, whatever its state.
+    fn check(&self, qp: &Qp, g: &Gate) -> std::result::Result<(), PostError> {
+        let caps = &qp.init.caps;
+        let batch = match self {
+            Post::Sends(batch) => *batch,
+            Post::Recv(wr) => {
+                let (have, max) = (wr.sges.len(), caps.max_recv_sge.max(1));
+                return match have > max as usize {
+                    true => Err(PostError::TooManySges { have, max }),
+                    false => Ok(()),
+                };
+            }
+        };
+        let mtu = g.datagram.as_ref().map(|d| d.mtu());
+        (0..batch.count()).map(|i| batch.wr(i)).try_for_each(|wr| {
+            check_send(caps, &wr)?;
+            match (qp.init.qp_type, mtu) {
+                (QpType::Ud, Some(mtu)) => check_datagram(mtu, &wr).map(drop),
+                (QpType::Uc, _) if wr.opcode.awaits_data() && !wr.opcode.is_local() => {
+                    Err(PostError::Unsupported(wr.opcode))
+                }
+                _ => Ok(()),
+            }
+        })
+    }
+
+    fn flush(&self, qp: &Qp) {
+        let flush = |cq: &Cq, wr_id| cq.push(qp.flushed(wr_id, WcStatus::WrFlushErr), false);
+        match self {
+            Post::Sends(batch) => {
+                (0..batch.count()).for_each(|i| flush(&qp.init.send_cq, batch.wr(i).wr_id));
+            }
+            Post::Recv(wr) => flush(&qp.init.recv_cq, wr.wr_id),
+        }
     }
 }

@@ -34,7 +34,7 @@ impl Requester {
     /// Stops the timers; nothing more is sent or taken.
     pub(crate) fn hold(&mut self) {
         self.ack_deadline = None;
-        self.rnr_until = None;
+        (self.rnr_until, self.not_ready) = (None, false);
         self.forget_repair();
     }
 

@@ -83,6 +83,7 @@ impl Requester {
         self.go_gently();
         self.ack_deadline = None;
         self.rnr_until = Some(now_us + wait_us);
+        self.not_ready = true;
         Ok(())
     }
 
@@ -183,7 +184,7 @@ impl Requester {
         self.restart_retries();
         self.faster();
         self.gap = None;
-        self.rnr_until = None;
+        (self.rnr_until, self.not_ready) = (None, false);
         self.probes = 0;
         self.armed = false;
         if let Some((_, sent_us)) = self.rtt_from.take_if(|(psn, _)| psn_diff(self.una, *psn) > 0) {
