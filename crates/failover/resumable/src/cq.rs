@@ -62,16 +62,24 @@ pub(crate) struct ProviderCq {
 }
 
 impl ProviderCq {
-    /// That of a device for an application's CQ.
+    /// That of a device for an application's CQ, which a QP needs so many entries of.
     pub(crate) fn new(
         device: &dyn Device,
         app: &Arc<Cq>,
+        needed: u32,
         waker: &Arc<Waker>,
     ) -> Result<Arc<ProviderCq>> {
         let channel = app.channel().map(|_| waker.channel(device)).transpose()?;
-        // As many as the program has, since not every provider can change the size later.
+        let make = |entries| {
+            device.create_cq_on(app.comp_vector(), entries, channel.clone(), Box::new(|_| {}))
+        };
+        // As many as the program has, since not every provider can change the size later. A device
+        // that has smaller CQs than the program's own may do all the same.
         let entries = app.capacity().min(MOST_AT_FIRST);
-        let cq = device.create_cq_on(app.comp_vector(), entries, channel, Box::new(|_| {}))?;
+        let cq = match make(entries.max(needed)) {
+            Err(_) if entries > needed => make(needed)?,
+            made => made?,
+        };
         let this = Arc::new(ProviderCq {
             cq,
             app: Arc::downgrade(app),
@@ -291,14 +299,23 @@ pub(crate) struct CqReservation {
     cq: Arc<ProviderCq>,
     app: Arc<Cq>,
     room: u32,
+    has_marker_room: bool,
 }
 
 impl CqReservation {
-    /// Room for `entries` and a marker.
+    /// Room for `entries`, and for a marker where the CQ can be so large.
     pub(crate) fn new(cq: Arc<ProviderCq>, app: &Arc<Cq>, entries: u32) -> Result<CqReservation> {
-        let room = entries + 1;
-        cq.reserve(app, room)?;
-        Ok(CqReservation { cq, app: app.clone(), room })
+        let has_marker_room = cq.reserve(app, entries + 1).is_ok();
+        if !has_marker_room {
+            cq.reserve(app, entries)?;
+        }
+        let room = entries + u32::from(has_marker_room);
+        Ok(CqReservation { cq, app: app.clone(), room, has_marker_room })
+    }
+
+    /// Whether a marker may be posted: a CQ that overruns would end every QP of it.
+    pub(crate) fn has_marker_room(&self) -> bool {
+        self.has_marker_room
     }
 
     /// The device's CQ.

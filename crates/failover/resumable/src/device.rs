@@ -36,7 +36,7 @@ impl Opened {
         let cq = match found {
             Some(cq) => cq,
             None => {
-                let made = ProviderCq::new(&*self.device, app, &self.waker)?;
+                let made = ProviderCq::new(&*self.device, app, entries, &self.waker)?;
                 cqs.push(Arc::downgrade(&made));
                 made
             }
@@ -160,9 +160,9 @@ impl ResumableDevice {
         Ok(ResumableDevice { opened: Arc::new(opened), domain, view })
     }
 
-    /// What an application may be told of a wrapped device: room for the markers is kept back.
+    /// What an application may be told of a wrapped device.
     pub fn attr(plain: &DeviceAttr) -> DeviceAttr {
-        DeviceAttr { max_qp_wr: plain.max_qp_wr.saturating_sub(1), max_mw: 0, ..plain.clone() }
+        DeviceAttr { max_mw: 0, ..plain.clone() }
     }
 
     fn make(&self, init: &QpInit) -> Result<Arc<dyn ResumableQp>> {

@@ -20,7 +20,7 @@ use crate::srq::SrqUse;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
-use unbroken_journal::{Config, Journal, Mutation, Posted};
+use unbroken_journal::{Config, Journal, Mutation, Posted, Queue};
 use unbroken_types::{Completions, Progress, QpCaps, QpState, SendOpcode, Sge, Wc, WcStatus};
 use unbroken_verbs::{
     Backlog, Cq, DeviceEvent, DeviceQp, Error, KeyWaiter, ListResult, PostError, QpEvent, QpInit,
@@ -120,11 +120,9 @@ impl JournaledQp {
         let srq = srq.map(|app| SrqUse::new(opened, app, default, &init.recv_cq)).transpose()?;
         let provider = QpInit {
             srq: srq.as_ref().map(|srq| srq.srq.own().clone()),
-            caps: QpCaps {
-                max_send_wr: caps.max_send_wr + 1,
-                max_recv_wr: caps.max_recv_wr + 1,
-                ..caps
-            },
+            // And not one more: a provider may double a queue for that, or be at its limit. A
+            // marker waits for room.
+            caps,
             pd: pd.handle,
             send_cq: sends.cq().cq().clone(),
             recv_cq: recvs.cq().cq().clone(),
@@ -183,6 +181,14 @@ impl JournaledQp {
         let member: Arc<dyn Member> = own;
         self.sends.join(self.qpn, &member);
         self.recvs.join(self.qpn, &member);
+    }
+
+    /// Whether the CQ of a queue has room for its marker.
+    pub(crate) fn has_marker_room(&self, queue: Queue) -> bool {
+        match queue {
+            Queue::Send => self.sends.has_marker_room(),
+            Queue::Recv => self.recvs.has_marker_room(),
+        }
     }
 
     pub(crate) fn out(&self) -> Out<'_> {

@@ -29,13 +29,15 @@ impl JournaledQp {
                 }
                 step => {
                     if let Err(e) = self.take_step(&step) {
-                        if !self.is_gone() {
+                        if looked && !self.is_gone() {
                             return Err(Error::new(
                                 libc::EAGAIN,
                                 format!("the QP cannot be stopped yet: {e}"),
                             ));
                         }
+                        // What has come makes room for a marker.
                         self.look();
+                        looked = true;
                     }
                 }
             }
@@ -88,6 +90,9 @@ impl JournaledQp {
             Step::Mark(queue) => {
                 // Its completion may come before this call returns.
                 self.lock().journal.marked(*queue);
+                if !self.has_marker_room(*queue) {
+                    return Ok(()); // the flush comes to a standstill, and the QP is destroyed
+                }
                 let wr_id = Slot::Marker(*queue).wr_id();
                 let posted = match queue {
                     Queue::Send => self.phys.post_send(&marker(wr_id)),

@@ -10,6 +10,7 @@ pub(crate) use state::Link;
 
 use crate::backups::Spare;
 use crate::explain;
+use crate::fitness;
 use crate::peer::Peer;
 use crate::port_pairs::{self, PathPorts};
 use crate::probes;
@@ -35,6 +36,9 @@ use unbroken_verbs::{
 /// counts as wedged.
 const LIVING_PATH_US: u64 = 250_000;
 
+/// Why a QP is not linked that has nowhere else to go.
+pub(crate) const ONE_NIC: &str = "this host and the peer's have one NIC each";
+
 /// The link of a QP with that connection number to the QP `them` of the process `peer`, or why
 /// there can be none. A QP that is not where its number says (`foreign`) needs the peer's word
 /// before anything can be sent: it waits longer for it.
@@ -53,6 +57,9 @@ pub(crate) fn connect(
     let default = SlotPath { local: qp.id().0 as u8, remote };
     let lower = (me.gid, me.qpn) <= (them.gid, them.qpn);
     let nics = core.nics.count().min(255) as u8;
+    if nics == 1 && peer.nic_count() == 1 && core.nics.port_count(0) == 1 && me != them {
+        return Err(ONE_NIC);
+    }
     let table = match me == them {
         true => SlotTable::to_itself(default.local, nics),
         false => SlotTable::new(default, nics, peer.nic_count(), lower),
@@ -216,8 +223,13 @@ impl Env for Io<'_> {
     }
 
     fn app(&self) -> RcModify {
-        let timeout = self.qp.core.settings.protected_timeout(self.app.rc.timeout.unwrap_or(0));
-        RcModify { timeout: Some(timeout), ..self.app.rc }
+        let core = &self.qp.core;
+        let timeout = core.settings.protected_timeout(self.app.rc.timeout.unwrap_or(0));
+        let app = RcModify { timeout: Some(timeout), ..self.app.rc };
+        match *self.nic == self.qp.id().0 {
+            true => app, // the program's own word, which its device has taken
+            false => fitness::clamp(&core.nics.attr(*self.nic), app),
+        }
     }
 
     fn complete(&mut self, work: &Backlog, first: WcStatus) {
@@ -240,7 +252,10 @@ impl Env for Io<'_> {
     }
 
     fn liveness(&self, path: SlotPath) -> Liveness {
-        self.peer.liveness(&self.qp.core.nics, path)
+        match self.qp.unfit.allows(path.local.into()) {
+            true => self.peer.liveness(&self.qp.core.nics, path),
+            false => Liveness::NoNic,
+        }
     }
 
     fn loses(&self, path: SlotPath) -> bool {
@@ -337,17 +352,11 @@ fn make(
         .ok_or_else(|| Error::device_gone(format!("{} is dead", core.nics.name(nic))))?;
     let mtu = device.port(1)?.active_mtu;
     let access = io.app.rc.access;
-    let made_ahead = io.spare.take(nic, &device).filter(|(backup, _)| {
-        let free = core.is_free(nic, qp.id().0, backup.qpn());
-        if !free {
-            backup.destroy(); // a logical QP was given its number meanwhile
-        }
-        free
-    });
+    let made_ahead = io.spare.take(nic, &device);
     let in_init = made_ahead.as_ref().is_some_and(|(_, has)| *has == access);
     let fresh = match made_ahead {
         Some((backup, _)) => backup,
-        None => core.make_qp_on(&device, nic, qp.id().0, &qp.init)?,
+        None => core.make_life(&device, nic, &qp.init)?,
     };
     let rc = RcModify { state: Some(QpState::Init), access, ..RcModify::default() };
     let ready = match in_init {

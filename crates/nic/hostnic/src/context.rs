@@ -6,6 +6,7 @@ use std::ffi::c_int;
 use std::mem::zeroed;
 use std::os::fd::RawFd;
 use std::ptr::null_mut;
+use std::sync::OnceLock;
 use unbroken_types::{Gid, GidType, LinkLayer, Mtu};
 use unbroken_verbs::abi::*;
 use unbroken_verbs::{DeviceAttr, Error, GidEntry, PortAttr, PortState, Result};
@@ -24,6 +25,8 @@ pub(crate) struct Context {
     pub(crate) node_guid: u64,
     /// InfiniBand or RoCE: it has the GIDs and queue pairs that failover needs.
     pub(crate) is_channel_adapter: bool,
+    /// What [`Context::resizes_cqs`] has found.
+    resizes_cqs: OnceLock<bool>,
 }
 
 /// A port as its device tells it, word for word.
@@ -93,6 +96,7 @@ impl Context {
             name,
             node_guid: u64::from_be(guid),
             is_channel_adapter: kind == IBV_NODE_CA,
+            resizes_cqs: OnceLock::new(),
         })
     }
 
@@ -112,6 +116,22 @@ impl Context {
             }
             made
         }
+    }
+
+    /// Whether the provider can change the size of a CQ: asked once, with one that is not used.
+    pub(crate) fn resizes_cqs(&self) -> bool {
+        *self.resizes_cqs.get_or_init(|| {
+            // SAFETY: an open context; the CQ is ended at once, if there is one.
+            unsafe {
+                let cq = self.library.create_cq(self.raw(), 1, null_mut(), null_mut(), 0);
+                if cq.is_null() {
+                    return true; // the next will say why
+                }
+                let done = self.library.resize_cq(cq, (*cq).cqe.saturating_add(1)) == 0;
+                self.library.destroy_cq(cq);
+                done
+            }
+        })
     }
 
     pub(crate) fn raw(&self) -> *mut ibv_context {

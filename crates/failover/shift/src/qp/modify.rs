@@ -2,6 +2,7 @@
 
 use super::{merge, Gate, Qp};
 use crate::datagram;
+use crate::fitness;
 use crate::link;
 use crate::own_events;
 use crate::plain;
@@ -79,6 +80,7 @@ impl Qp {
         if !had_link {
             self.leave_dead_nic(&mut g)?;
         }
+        self.look_for_depth(change);
         if let Some(sought) = sought {
             self.connect(&mut g, change, sought);
         }
@@ -86,6 +88,18 @@ impl Qp {
             return self.connect_elsewhere(&mut g, change);
         }
         self.change_physical(&mut g, change, had_link)
+    }
+
+    /// NICs that cannot have as many READs and atomics of a peer under way as the program wants are
+    /// no backups.
+    fn look_for_depth(&self, change: &QpModify) {
+        let nics = &self.core.nics;
+        for nic in (0..nics.count()).filter(|nic| self.init.suspend_on_error && *nic != self.nic) {
+            if let Some(why) = fitness::lacks_depth(&nics.attr(nic), &change.rc) {
+                self.unfit.add(nic);
+                self.core.tell_unfit(nic, &why);
+            }
+        }
     }
 
     /// Changes the physical QP of a QP that is not between two paths. `had_link`: it was connected

@@ -161,7 +161,10 @@ impl Qp {
                 if told {
                     self.tell_unprotected(format!("{why}{detail}"));
                 }
-                g.seeks = Some(Seeks::new((gid, qpn), told));
+                match why == link::ONE_NIC {
+                    true => self.tell_unprotected(why.into()),
+                    false => g.seeks = Some(Seeks::new((gid, qpn), told)),
+                }
                 why
             }
         };
@@ -212,10 +215,12 @@ impl Qp {
         let Some(seeks) = g.seeks.as_mut() else { return Search::Over };
         let late = now_us >= seeks.since_us + UNFOUND_US;
         seeks.given_up = late && why == NOT_THERE;
-        if (late || why == UNREADABLE) && !std::mem::replace(&mut seeks.told, true) {
+        let over = why == link::ONE_NIC;
+        if (late || over || why == UNREADABLE) && !std::mem::replace(&mut seeks.told, true) {
             self.tell_unprotected(format!("{why}{detail}"));
         }
-        if let Some((status, _)) = seeks.failed.filter(|(_, at_us)| now_us >= at_us + HOLD_US) {
+        let waited = |at_us| over || now_us >= at_us + HOLD_US;
+        if let Some((status, _)) = seeks.failed.filter(|(_, at_us)| waited(*at_us)) {
             let kept = g.take_seeks().and_then(|seeks| seeks.held).unwrap_or_default();
             // The log first: a program that sees its error may be gone before the next line.
             let failed = self.has_failed(format!("not protected: {why}{detail}"));
@@ -225,6 +230,10 @@ impl Qp {
         }
         match why {
             NOT_THERE => Search::Nobody,
+            link::ONE_NIC => {
+                g.take_seeks();
+                Search::Over
+            }
             _ => Search::Later,
         }
     }
