@@ -123,6 +123,7 @@ fn outside(dir: &Path) -> std::io::Result<()> {
     let nic = NicRecord {
         index: 0,
         gid: Gid([7; 16]),
+        address: Gid([8; 16]),
         control_qpn: 9,
         key_set: 1,
         name: "a/0".into(),

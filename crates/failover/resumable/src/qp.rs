@@ -178,6 +178,7 @@ impl JournaledQp {
         else {
             return;
         };
+        self.opened.memory.goes_to(self.default, self.opened.index, true);
         let member: Arc<dyn Member> = own;
         self.sends.join(self.qpn, &member);
         self.recvs.join(self.qpn, &member);
@@ -548,6 +549,7 @@ impl DeviceQp for JournaledQp {
             srq.end();
         }
         if self.joined.swap(true, Ordering::AcqRel) {
+            self.opened.memory.goes_to(self.default, self.opened.index, false);
             self.sends.leave(self.qpn, self);
             self.recvs.leave(self.qpn, self);
         }

@@ -53,13 +53,24 @@ pub(crate) struct LocalPort {
     pub(crate) pair: u8,
 }
 
-/// Where an endpoint can be reached.
+/// How the network is to treat a datagram: as the data whose path it is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Class {
+    /// Service level.
+    pub sl: u8,
+    /// The class of service that routers see.
+    pub traffic_class: u8,
+}
+
+/// Where an endpoint can be reached, and how.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ControlAddr {
     /// The NIC.
     pub gid: Gid,
     /// The endpoint's QPN.
     pub qpn: u32,
+    /// As the data to the peer.
+    pub class: Class,
 }
 
 /// The control endpoint of one port of a NIC.
@@ -109,7 +120,7 @@ impl ControlEndpoint {
             let _ = memory.dereg_mr(keys.lkey);
         })?;
         let endpoint = ControlEndpoint {
-            addr: ControlAddr { gid, qpn: qp.qpn() },
+            addr: ControlAddr { gid, qpn: qp.qpn(), class: Class::default() },
             qp,
             cq,
             port,
@@ -247,7 +258,9 @@ impl ControlEndpoint {
 
     fn dest(&self, to: ControlAddr) -> UdDest {
         let sgid_index = self.device.gid_index();
-        UdDest { gid: to.gid, qpn: to.qpn, qkey: QKEY, sgid_index, ..UdDest::default() }
+        let Class { sl, traffic_class } = to.class;
+        let (gid, qpn) = (to.gid, to.qpn);
+        UdDest { gid, qpn, qkey: QKEY, sgid_index, sl, traffic_class, ..UdDest::default() }
     }
 
     /// Hands the content of every datagram with a right seal to `each`, with the sender's address,
@@ -301,7 +314,8 @@ impl ControlEndpoint {
         let header = copy.first_chunk().and_then(Grh::parse);
         let opened = header.zip(key.open(&copy[GRH_BYTES..len]));
         if let Some((Grh { source, .. }, messages)) = opened {
-            each(ControlAddr { gid: source, qpn: wc.src_qp }, messages);
+            let class = Class::default();
+            each(ControlAddr { gid: source, qpn: wc.src_qp, class }, messages);
         }
         opened.is_some()
     }

@@ -66,7 +66,15 @@ pub(crate) fn connect(
     };
     {
         let mut health = peer.health();
-        table.iter().for_each(|(_, path)| health.add(path));
+        health.trust(default);
+        // Devices of a machine may be of networks that are apart: NICs for storage, rails.
+        let proven = |path: SlotPath| !core.nics.capabilities(path.local.into()).slow_control;
+        for (_, path) in table.iter() {
+            match proven(path) {
+                true => health.add(path),
+                false => health.add_unproven(now_us(), path),
+            }
+        }
         let unusable = (0..nics).filter(|nic| !core.nics.usable(usize::from(*nic)));
         unusable.for_each(|nic| health.set_nic(now_us(), nic, false));
     }
@@ -190,7 +198,7 @@ impl Env for Io<'_> {
         let path = remote.and_then(|i| self.peer.nic(i)).map(|to| {
             let sgid_index =
                 self.qp.core.nics.device(*self.nic).map_or(0, |device| device.gid_index());
-            self.app.path.unwrap_or_default().elsewhere(1, sgid_index, to.gid())
+            self.app.path.unwrap_or_default().elsewhere(1, sgid_index, to.address())
         });
         if let Some(nic) = remote {
             let default = self.default_remote.unwrap_or(nic);

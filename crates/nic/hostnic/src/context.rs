@@ -11,8 +11,8 @@ use unbroken_types::{Gid, GidType, LinkLayer, Mtu};
 use unbroken_verbs::abi::*;
 use unbroken_verbs::{DeviceAttr, Error, GidEntry, PortAttr, PortState, Result};
 
-/// GIDs of a port that are looked at. Tables have up to 256 entries, nearly all empty.
-pub const MAX_GIDS: c_int = 64;
+/// GIDs of a port that are looked at: as many as an address handle can name.
+pub const MAX_GIDS: c_int = 256;
 /// What programs may send inline, at most; a provider that has less refuses the QP.
 const MAX_INLINE_BYTES: u32 = 512;
 
@@ -244,18 +244,22 @@ impl Context {
     fn gid_entry(&self, port: u8, layer: LinkLayer, index: c_int) -> GidEntry {
         let mut gid = ibv_gid { raw: [0; 16] };
         let mut kind = 0;
-        // SAFETY: an open context and live locals.
-        let found = unsafe {
-            self.library.query_gid(self.raw(), port, index, &mut gid) == 0
-                && self.library.query_gid_type(self.raw(), port, index as u32, &mut kind) == 0
-        };
+        // SAFETY: an open context and a live local.
+        let found = unsafe { self.library.query_gid(self.raw(), port, index, &mut gid) == 0 };
+        // SAFETY: all bytes are there, whichever part was written.
+        let mut gid = if found { Gid(unsafe { gid.raw }) } else { Gid::default() };
+        // SAFETY: as above. Most entries of a table are empty, and need no second question.
+        let typed = gid != Gid::default()
+            && unsafe { self.library.query_gid_type(self.raw(), port, index as u32, &mut kind) }
+                == 0;
+        if !typed {
+            gid = Gid::default();
+        }
         let kind = match (layer, kind) {
             (LinkLayer::Infiniband, _) => GidType::Infiniband,
             (_, IBV_GID_TYPE_SYSFS_ROCE_V2) => GidType::RoceV2,
             _ => GidType::RoceV1,
         };
-        // SAFETY: all bytes are there, whichever part was written.
-        let gid = if found { Gid(unsafe { gid.raw }) } else { Gid::default() };
         GidEntry { gid, kind }
     }
 }

@@ -56,7 +56,10 @@ impl Qp {
             ));
         }
         let sought = match (state, self.init.suspend_on_error) {
-            (Some(QpState::Rtr), true) => self.ask_for_peer(change),
+            (Some(QpState::Rtr), true) => {
+                self.follow_network(change);
+                self.ask_for_peer(change)
+            }
             _ => None,
         };
         let mut g = self.gate();
@@ -88,6 +91,15 @@ impl Qp {
             return self.connect_elsewhere(&mut g, change);
         }
         self.change_physical(&mut g, change, had_link)
+    }
+
+    /// Peers are in the network that the program connects by. Its other NICs are reached there, too,
+    /// which peers are told before they can find this QP.
+    fn follow_network(&self, change: &QpModify) {
+        let by = change.path.map(|path| path.sgid_index);
+        if by.is_some_and(|index| self.core.nics.follow(self.nic, index)) {
+            self.core.publish_process();
+        }
     }
 
     /// NICs that cannot have as many READs and atomics of a peer under way as the program wants are

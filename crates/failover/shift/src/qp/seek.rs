@@ -28,6 +28,7 @@
 //! rarely.
 
 use super::{Gate, Qp, Seeks};
+use crate::control_endpoint::Class;
 use crate::link;
 use crate::peer::Peer;
 use crate::worker_queue::{Job, QpAddr};
@@ -36,7 +37,7 @@ use unbroken_directory::{DirectoryError, Found, ProcessRecord, QpEntry};
 use unbroken_events::What;
 use unbroken_failover_protocol::{Endpoint, Reason};
 use unbroken_runtime::now_us;
-use unbroken_types::{Gid, WcStatus};
+use unbroken_types::{Gid, PathAttr, WcStatus};
 use unbroken_verbs::{Backlog, QpModify};
 
 /// A peer that is not found within this time counts as one that is not there, and the log says so.
@@ -152,7 +153,7 @@ impl Qp {
             g.why_not = "the thread for failover could not be started";
             return self.tell_unprotected(g.why_not.into());
         }
-        let why = match self.link(g, sought) {
+        let why = match self.link(g, change.path.or(g.app.path), sought) {
             Ok(()) => "",
             // Another thread of the program has named another peer meanwhile: that is asked for.
             Err((_, why, _)) if addr != (gid, qpn) => why,
@@ -190,7 +191,8 @@ impl Qp {
             return Search::Over;
         }
         let (told, since_us, failed) = (seeks.told, seeks.since_us, seeks.failed);
-        match self.link(&mut g, sought) {
+        let path = g.app.path;
+        match self.link(&mut g, path, sought) {
             Ok(()) => {
                 let held = g.take_seeks().and_then(|seeks| seeks.held).unwrap_or_default();
                 if told {
@@ -238,14 +240,18 @@ impl Qp {
         }
     }
 
-    /// Links the QP to its peer, or says why that cannot be, and whom it was to be linked to.
+    /// Links the QP, whose packets go by that path, to its peer, or says why that cannot be, and
+    /// whom it was to be linked to.
     fn link(
         &self,
         g: &mut Gate,
+        path: Option<PathAttr>,
         sought: Sought,
     ) -> std::result::Result<(), (QpAddr, &'static str, String)> {
         match sought {
             Sought::Peer { peer, addr, them } => {
+                let PathAttr { sl, traffic_class, .. } = path.unwrap_or_default();
+                peer.set_class(Class { sl, traffic_class });
                 let link = link::connect(self, g.connection, them, peer, self.is_foreign(g));
                 g.link = Some(Box::new(link.map_err(|why| (addr, why, String::new()))?));
                 g.why_not = "";
@@ -267,7 +273,7 @@ impl Qp {
             return;
         }
         g.link = None;
-        if let Err((_, why, _)) = self.link(g, sought) {
+        if let Err((_, why, _)) = self.link(g, g.app.path, sought) {
             g.why_not = why;
         }
     }

@@ -102,7 +102,7 @@ impl NicSet for Nics {
     fn memory(&self, i: usize) -> Arc<dyn MemoryDomain> {
         self.0.memory(i)
     }
-    fn keys(&self, i: u8, rkey: u32) -> Option<KeyRow> {
+    fn keys(&self, i: u8, rkey: u32) -> KeyAnswer {
         self.0.keys(i, rkey)
     }
     fn key_set(&self, i: usize) -> u16 {
