@@ -7,8 +7,7 @@
  * address handle of it that leads elsewhere takes so long, and is not made: nobody there
  * answers. TEST_PROVIDER_AH_MS: what each other address handle takes; one more byte is in
  * TEST_PROVIDER_AH_FILE then. It registers dma-bufs, which softnic does not: files that can be
- * mapped stand for them. TEST_PROVIDER_VECTORS: a file that gets a line with the completion vector
- * of each CQ. TEST_PROVIDER_FIXED_CQS: it cannot change the size of a CQ. */
+ * mapped stand for them. What its devices can be told to be like: provider_knobs.c. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -25,15 +24,14 @@ typedef long function(long, long, long, long, long, long);
 
 /* Arguments and results of all of these are integers and pointers, six at most. */
 #define FUNCTIONS(F) \
-    F(get_device_list) F(free_device_list) F(get_device_guid) F(get_device_name) F(open_device) \
-    F(close_device) F(get_async_event) F(ack_async_event) F(query_device) F(query_port) \
-    F(query_gid) F(query_gid_type) F(query_pkey) F(alloc_pd) F(dealloc_pd) F(reg_mr) \
-    F(reg_mr_iova) F(reg_mr_iova2) F(rereg_mr) F(dereg_mr) F(create_comp_channel) \
+    F(get_device_list) F(free_device_list) F(get_device_name) \
+    F(close_device) F(get_async_event) F(ack_async_event) \
+    F(query_pkey) F(alloc_pd) F(dealloc_pd) F(reg_mr) \
+    F(reg_mr_iova) F(rereg_mr) F(dereg_mr) F(create_comp_channel) \
     F(destroy_comp_channel)  F(destroy_cq) F(get_cq_event) \
-    F(ack_cq_events) F(create_srq) F(modify_srq) F(query_srq) F(destroy_srq) F(create_qp) \
-    F(query_qp) F(modify_qp) F(destroy_qp) F(destroy_ah) F(fork_init) F(node_type_str) \
+    F(ack_cq_events) F(create_srq) F(modify_srq) F(query_srq) F(destroy_srq) \
+    F(query_qp) F(destroy_qp) F(destroy_ah) F(fork_init) F(node_type_str) \
     F(port_state_str) F(event_type_str) F(wc_status_str)
-#define RESOLVED(F) FUNCTIONS(F) F(create_ah) F(create_cq) F(resize_cq)
 
 #define FORWARD(name) \
     static function *real_##name; \
@@ -46,12 +44,19 @@ typedef long function(long, long, long, long, long, long);
  * loader. */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static void open_copy(void);
+static void *copy;
 FUNCTIONS(FORWARD)
-static function *real_create_ah, *real_create_cq, *real_resize_cq;
 
-/* `ibv_pd` and `ibv_context` begin with their context and their device; `ibv_ah_attr` with the
- * GID. */
-long ibv_create_ah(void ***pd, const unsigned char *to)
+/* The copy's function of that name. */
+void *provider_real(const char *name)
+{
+    pthread_once(&once, open_copy);
+    return dlsym(copy, name);
+}
+
+/* Whether an address handle can lead there, once that has taken its time. `ibv_pd` and
+ * `ibv_context` begin with their context and their device; `ibv_ah_attr` with the GID. */
+int provider_rails(void ***pd, const unsigned char *to)
 {
     const char *ms = getenv("TEST_PROVIDER_RAILS_MS");
     pthread_once(&once, open_copy);
@@ -70,7 +75,7 @@ long ibv_create_ah(void ***pd, const unsigned char *to)
             fclose(made);
         }
     }
-    return real_create_ah((long)pd, (long)to, 0, 0, 0, 0);
+    return 1;
 }
 
 /* A dma-buf is any file that can be mapped: its pages are what a device reaches. */
@@ -87,26 +92,7 @@ long ibv_reg_dmabuf_mr(long pd, unsigned long offset, unsigned long length, long
     at = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, offset);
     if (at == MAP_FAILED)
         return 0;
-    return real_reg_mr_iova2(pd, (long)at, length, iova, access, 0);
-}
-
-long ibv_create_cq(long context, long entries, long cq_context, long channel, long vector)
-{
-    const char *file = getenv("TEST_PROVIDER_VECTORS");
-    FILE *made = file ? fopen(file, "a") : NULL;
-
-    if (made) {
-        fprintf(made, "%d\n", (int)vector);
-        fclose(made);
-    }
-    pthread_once(&once, open_copy);
-    return real_create_cq(context, entries, cq_context, channel, vector, 0);
-}
-
-long ibv_resize_cq(long cq, long entries)
-{
-    pthread_once(&once, open_copy);
-    return getenv("TEST_PROVIDER_FIXED_CQS") ? EOPNOTSUPP : real_resize_cq(cq, entries, 0, 0, 0, 0);
+    return ((function *)provider_real("ibv_reg_mr_iova2"))(pd, (long)at, length, iova, access, 0);
 }
 
 extern char **environ;
@@ -152,13 +138,13 @@ static void open_copy(void)
     setenv("UNBROKEN_RUNTIME", runtime, 1);
     setenv("UNBROKEN_HOST", host, 1);
     setenv("UNBROKEN_FAILOVER", "0", 1);
-    void *copy = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+    copy = dlopen(library, RTLD_NOW | RTLD_LOCAL);
     if (!copy) {
         fprintf(stderr, "provider.c: %s\n", dlerror());
         abort();
     }
 #define RESOLVE(name) real_##name = (function *)dlsym(copy, "ibv_" #name);
-    RESOLVED(RESOLVE)
+    FUNCTIONS(RESOLVE)
     /* It reads its environment now. */
     long list = real_get_device_list(0, 0, 0, 0, 0, 0);
     if (list)

@@ -62,3 +62,65 @@ pub(crate) fn clamp(attr: &DeviceAttr, app: RcModify) -> RcModify {
     let most = u8::try_from(attr.max_qp_rd_atom).unwrap_or(u8::MAX);
     RcModify { max_rd_atomic: app.max_rd_atomic.map(|n| n.min(most)), ..app }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use unbroken_types::{PdHandle, QpCaps, QpType};
+    use unbroken_verbs::Cq;
+
+    fn init(caps: QpCaps) -> QpInit {
+        let cq: Arc<Cq> = Cq::new(1, None);
+        QpInit {
+            qp_type: QpType::Rc,
+            caps,
+            pd: PdHandle(1),
+            send_cq: cq.clone(),
+            recv_cq: cq,
+            srq: None,
+            sq_sig_all: true,
+            suspend_on_error: true,
+            wc_qpn: None,
+            home: None,
+            local_keys_of: None,
+            control: false,
+            standby: false,
+        }
+    }
+
+    #[test]
+    fn what_a_device_lacks_is_named() {
+        let caps = QpCaps {
+            max_send_wr: 128,
+            max_recv_wr: 16,
+            max_send_sge: 4,
+            max_recv_sge: 1,
+            max_inline_data: 0,
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let attr = crate::soft::over(crate::tests::emulated(folder.path())).unwrap().attr(0);
+        let with = |max_qp_wr, max_sge| DeviceAttr { max_qp_wr, max_sge, ..attr.clone() };
+        assert_eq!(lacks(&with(128, 4), &init(caps)), None);
+        let less = lacks(&with(127, 4), &init(caps)).unwrap();
+        assert_eq!(less, "max_send_wr is 128, and 127 the most there");
+        assert!(lacks(&with(128, 3), &init(caps)).unwrap().starts_with("max_send_sge is 4"));
+        let app = RcModify {
+            max_rd_atomic: Some(16),
+            max_dest_rd_atomic: Some(16),
+            ..RcModify::default()
+        };
+        let depth = |max_qp_rd_atom| DeviceAttr { max_qp_rd_atom, ..attr.clone() };
+        assert!(lacks_depth(&depth(16), &app).is_none() && lacks_depth(&depth(4), &app).is_some());
+        assert_eq!(clamp(&depth(4), app).max_rd_atomic, Some(4));
+        assert_eq!(clamp(&depth(300), app).max_rd_atomic, Some(16));
+    }
+
+    #[test]
+    fn a_nic_is_added_once() {
+        let unfit = Unfit::default();
+        assert!(unfit.allows(3) && !unfit.any());
+        assert!(unfit.add(3) && !unfit.add(3) && unfit.any());
+        assert!(!unfit.allows(3) && unfit.allows(2) && unfit.allows(64) && !unfit.add(64));
+    }
+}

@@ -6,7 +6,6 @@
 //! the program ([`closest`]), unless `UNBROKEN_GID` ([`GidChoice`]) says which. Until the program
 //! has connected something it is a guess ([`best`]).
 
-use crate::context::Context;
 use crate::counters::SYSFS;
 use std::cmp::Reverse;
 use std::fmt;
@@ -171,14 +170,10 @@ pub(crate) struct Followed {
 
 impl Followed {
     /// That of a device at that index; none where it says nothing of networks.
-    pub(crate) fn of(context: &Context, gids: &[GidEntry], index: u8) -> Option<Followed> {
+    pub(crate) fn of(device: &str, gids: &[GidEntry], index: u8) -> Option<Followed> {
         let entry = gids.get(usize::from(index)).filter(|entry| entry.gid != Gid::default())?;
         let says = !is_link_local(entry.gid);
-        says.then(|| Followed {
-            gid: entry.gid,
-            kind: entry.kind,
-            vlan: vlan_of(&context.name, index),
-        })
+        says.then(|| Followed { gid: entry.gid, kind: entry.kind, vlan: vlan_of(device, index) })
     }
 
     /// The GID of another port that is most likely of the same network: of the same type, in the

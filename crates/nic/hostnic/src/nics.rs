@@ -81,6 +81,7 @@ fn only_others(
 /// What is known of a device, open or not.
 struct Nic {
     name: String,
+    identity: Identity,
     attr: DeviceAttr,
     /// What it is called by, from the first to the last.
     gid: Gid,
@@ -89,8 +90,9 @@ struct Nic {
     /// The context that it was looked at by, until it is opened.
     first: Mutex<Option<Arc<Context>>>,
     open: Mutex<Weak<HostDevice>>,
-    /// The context that is in use, or was the last: for questions.
-    last: Mutex<Arc<Context>>,
+    /// The context that is in use, for questions. It must not outlive the device: the kernel does
+    /// not take a device away before its last context is closed.
+    last: Mutex<Weak<Context>>,
 }
 
 /// Devices of the machine.
@@ -124,8 +126,7 @@ impl HostNics {
             Wanted::All => usable(looked_at)?,
             Wanted::Named(_) => looked_at.collect::<Result<_>>()?,
         };
-        let known = |nic: &Nic| Identity::of(&lock(&nic.last));
-        let revival = Revival::new(nics.iter().map(known).collect());
+        let revival = Revival::new(nics.iter().map(|nic| nic.identity.clone()).collect());
         let settled = AtomicBool::new(choice.is_some());
         Ok(HostNics { nics, revival, faults: OnceLock::new(), settled })
     }
@@ -148,10 +149,17 @@ impl HostNics {
     }
 
     /// Has `ask` put a question to the device itself, through a context that is open meanwhile.
-    /// What it calls of libibverbs it must call by [`crate::inside::enter`].
-    pub fn with_context<T>(&self, i: usize, ask: impl FnOnce(*mut ibv_context) -> T) -> T {
-        let context = lock(&self.nics[i].last).clone();
-        ask(context.raw())
+    /// What it calls of libibverbs it must call by [`crate::inside::enter`]. An error where the
+    /// device is gone.
+    pub fn with_context<T>(&self, i: usize, ask: impl FnOnce(*mut ibv_context) -> T) -> Result<T> {
+        let context = self.context(i)?;
+        Ok(ask(context.raw()))
+    }
+
+    /// A context of NIC `i` for questions: that in use, or another.
+    fn context(&self, i: usize) -> Result<Arc<Context>> {
+        let in_use = lock(&self.nics[i].last).upgrade();
+        in_use.map_or_else(|| self.revival.open(i).map(Arc::new), Ok)
     }
 
     /// From now on, and before the first is opened, they take the faults that are set in that
@@ -192,12 +200,8 @@ impl HostNics {
         if self.settled.load(Ordering::Acquire) {
             return false;
         }
-        let gids = |nic: &Nic| {
-            let context = lock(&nic.last).clone();
-            (context.port(1).map(|port| port.gids).unwrap_or_default(), context)
-        };
-        let (own, context) = gids(&self.nics[i]);
-        let Some(followed) = Followed::of(&context, &own, index) else { return false };
+        let gids = |i| self.port(i, 1, false).map(|port| port.gids).unwrap_or_default();
+        let Some(followed) = Followed::of(self.name(i), &gids(i), index) else { return false };
         if self.settled.swap(true, Ordering::AcqRel) || followed.gid == self.address(i) {
             return false;
         }
@@ -205,7 +209,7 @@ impl HostNics {
         for (j, nic) in self.nics.iter().enumerate() {
             let closest = match j == i {
                 true => Some(followed.gid),
-                false => followed.closest(&nic.name, &gids(nic).0),
+                false => followed.closest(&nic.name, &gids(j)),
             };
             let Some(gid) = closest.filter(|gid| *gid != self.address(j)) else { continue };
             *lock(&nic.address) = gid;
@@ -218,7 +222,7 @@ impl HostNics {
 
     /// The GID at an index of its port 1's table now, if there is one.
     pub fn gid_at(&self, i: usize, index: u8) -> Option<Gid> {
-        lock(&self.nics[i].last).gid(1, index)
+        self.context(i).ok()?.gid(1, index)
     }
 
     /// Node GUID, host order.
@@ -233,7 +237,7 @@ impl HostNics {
 
     /// A port of NIC `i`, counted from 1. `usable`: it is told as active, whatever it is.
     pub fn port(&self, i: usize, port: u8, usable: bool) -> Result<PortAttr> {
-        let mut attr = lock(&self.nics[i].last).port(port)?;
+        let mut attr = self.context(i)?.port(port)?;
         if usable {
             attr.state = PortState::Active;
         }
@@ -242,12 +246,12 @@ impl HostNics {
 
     /// A port word for word, as the device tells it now.
     pub fn port_view(&self, i: usize, port: u8) -> Result<PortView> {
-        lock(&self.nics[i].last).port_view(port)
+        self.context(i)?.port_view(port)
     }
 
     /// The device's attributes word for word.
     pub fn device_attr(&self, i: usize) -> Result<ibv_device_attr> {
-        lock(&self.nics[i].last).device_attr()
+        self.context(i)?.device_attr()
     }
 
     /// Opens NIC `i`; EBUSY while it is open and alive.
@@ -264,7 +268,7 @@ impl HostNics {
             Some(context) => context,
             None => Arc::new(self.revival.open(i)?),
         };
-        *lock(&nic.last) = context.clone();
+        *lock(&nic.last) = Arc::downgrade(&context);
         let counters = CounterFiles::of(&nic.name);
         let life = faults.map(|_| Watch::begin_life(i, &context, sink.clone())).transpose()?;
         let more = (counters, self.revival.clone());
@@ -292,12 +296,13 @@ impl Nic {
         let gid = gids::first(&context.name, &context.port(1)?.gids, choice)?;
         Ok(Nic {
             name: context.name.clone(),
+            identity: Identity::of(&context),
             attr: context.attr()?,
             gid,
             address: Arc::new(Mutex::new(gid)),
             first: Mutex::new(Some(context.clone())),
             open: Mutex::default(),
-            last: Mutex::new(context),
+            last: Mutex::new(Arc::downgrade(&context)),
         })
     }
 }
