@@ -69,11 +69,10 @@ def test_probes_go_by_the_class_of_the_data(logs):
 def test_a_network_that_does_not_lead_to_the_peer_has_no_backups(logs):
     """Of `--devices all` one is for storage, say: it is not made ready, and not gone to."""
     with Devices(logs, "--nics", "3", ALONE="unb1") as fabric:
-        client = survives(fabric, to="a/2")
-        moved = {e["to"] for e in fabric.events("switch") if e["host"] == e["host"]}
-        assert not any("unb1" in path for path in moved), moved
+        survives(fabric, to="a/2")
+        moved = {e["to"] for e in fabric.events("switch")}
+        assert moved and not any("unb1" in path for path in moved), moved
         assert not fabric.asked("qp", "unb1", RC), fabric.asked("qp", "unb1")
-        assert client.ended()
 
 
 def test_another_device_of_the_same_name_is_not_taken(logs):

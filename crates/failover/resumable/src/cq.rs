@@ -117,7 +117,11 @@ impl ProviderCq {
         let needed = self.needed.fetch_add(entries, Ordering::AcqRel) + entries;
         if needed > self.cq.capacity() {
             let _nobody_polls = (app.turn(), lock(&self.state));
-            self.cq.resize(needed).inspect_err(|_| self.release(entries))?;
+            // Twice as many, where that is to be had: programs add QPs one by one, and each change
+            // copies what there is.
+            let more = needed.max(self.cq.capacity().saturating_mul(2));
+            let resized = self.cq.resize(more).or_else(|_| self.cq.resize(needed));
+            resized.inspect_err(|_| self.release(entries))?;
         }
         Ok(())
     }

@@ -423,7 +423,9 @@ pub(crate) fn verdict(qp: &Qp, g: &mut Gate, clock_us: u64, port_path: PortPath,
     {
         true => beliefs_changed(qp, g),
         false => {
-            with(qp, g, |executor, io| executor.verdict(io, port_path.path, verdict));
+            if with(qp, g, |executor, io| executor.verdict(io, port_path.path, verdict)).is_some() {
+                qp.core.backups.look_at(qp.id());
+            }
         }
     }
 }
