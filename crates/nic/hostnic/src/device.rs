@@ -1,7 +1,7 @@
 //! An open device, and its thread.
 //!
-//! The thread sleeps on three descriptors: the context's asynchronous events, the completion
-//! channel, and one that ends it. It takes all events that are there (a provider's descriptor tells
+//! The thread sleeps on four descriptors: the context's asynchronous events, the completion
+//! channel, what tells of the device's removal ([`crate::removal`]), and one that ends it. It takes all events that are there (a provider's descriptor tells
 //! of new ones only), acknowledges each before it does anything about it, so that no destroyer
 //! waits for us, and tells the sink.
 
@@ -12,6 +12,7 @@ use crate::gids;
 use crate::library::{check, null_error};
 use crate::memory::HostMemory;
 use crate::qp::HostQp;
+use crate::removal::Removal;
 use crate::revival::Revival;
 use crate::srq::HostSrq;
 use crate::{lock, Object};
@@ -193,13 +194,15 @@ impl Shared {
 
     /// The body of the thread.
     fn run(&self) {
-        let mut fds = [self.end.as_raw_fd(), self.context.async_fd(), self.channel_fd()]
+        let removal = Removal::of(&self.context);
+        let removed = removal.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+        let mut fds = [self.end.as_raw_fd(), self.context.async_fd(), self.channel_fd(), removed]
             .map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
         loop {
-            // SAFETY: three live entries.
+            // SAFETY: four live entries; one without a descriptor is left out.
             let n = unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as _, -1) };
             if n < 0 {
-                continue; // a signal; nothing else can be wrong with three open descriptors
+                continue; // a signal; nothing else can be wrong with open descriptors
             }
             if fds[0].revents != 0 {
                 return;
@@ -217,6 +220,10 @@ impl Shared {
                 if fds[2].revents & (libc::POLLERR | libc::POLLHUP) != 0 {
                     fds[2].fd = -1;
                 }
+            }
+            if fds[3].revents != 0 && removal.as_ref().is_some_and(Removal::is_gone) {
+                self.died();
+                fds[3].fd = -1;
             }
         }
     }

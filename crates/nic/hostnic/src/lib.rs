@@ -38,6 +38,7 @@ mod library;
 mod memory;
 mod nics;
 mod qp;
+mod removal;
 mod resolver;
 mod revival;
 mod srq;
