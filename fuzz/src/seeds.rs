@@ -123,6 +123,7 @@ fn outside(dir: &Path) -> std::io::Result<()> {
     let nic = NicRecord {
         index: 0,
         gid: Gid([7; 16]),
+        address: Gid([8; 16]),
         control_qpn: 9,
         key_set: 1,
         name: "a/0".into(),
@@ -142,6 +143,13 @@ fn outside(dir: &Path) -> std::io::Result<()> {
     ] {
         inputs.push([&[3], fault.as_bytes()].concat());
     }
+    // An IPv6 header, and an IPv4 header with its checksum behind what looks like one.
+    let mut header = [0x60; 40];
+    inputs.push([&[4], &header[..]].concat());
+    header[20..].copy_from_slice(&[
+        0x45, 104, 0, 100, 0, 0, 0x40, 0, 64, 17, 0x26, 0x1f, 10, 0, 0, 1, 10, 0, 0, 2,
+    ]);
+    inputs.push([&[4], &header[..]].concat());
     for (n, input) in inputs.iter().enumerate() {
         std::fs::write(dir.join(format!("seed-{n:03}")), input)?;
     }

@@ -7,8 +7,8 @@
  * address handle of it that leads elsewhere takes so long, and is not made: nobody there
  * answers. TEST_PROVIDER_AH_MS: what each other address handle takes; one more byte is in
  * TEST_PROVIDER_AH_FILE then. It registers dma-bufs, which softnic does not: files that can be
- * mapped stand for them. TEST_PROVIDER_VECTORS: a file that gets a line with the completion vector
- * of each CQ. TEST_PROVIDER_FIXED_CQS: it cannot change the size of a CQ.
+ * mapped stand for them. What its devices can be told to be like: provider_knobs.c.
+ *
  * TEST_PROVIDER_HANG: a file. While it is there, verbs of control of TEST_PROVIDER_HANG_DEVICE take
  * TEST_PROVIDER_HANG_MS; with TEST_PROVIDER_HANG_VERBS only those that are named there. */
 #define _GNU_SOURCE
@@ -29,27 +29,28 @@ typedef void *symbol_of(void *, const char *);
 /* Arguments and results of all of these are integers and pointers, six at most. First those that
  * are no verbs of control of a device, then those of a context, then those of what is in one. */
 #define QUICK(F) \
-    F(get_device_list) F(free_device_list) F(get_device_guid) F(get_device_name) F(open_device) \
-    F(get_async_event) F(ack_async_event) F(query_gid) F(query_gid_type) F(query_pkey) \
-    F(create_comp_channel) F(destroy_comp_channel) F(get_cq_event) F(ack_cq_events) F(fork_init) \
-    F(node_type_str) F(port_state_str) F(event_type_str) F(wc_status_str)
-#define OF_CONTEXT(F) F(close_device) F(query_device) F(query_port) F(alloc_pd)
+    F(get_device_list) F(free_device_list) F(get_device_name) F(get_async_event) \
+    F(ack_async_event) F(query_pkey) F(create_comp_channel) F(destroy_comp_channel) \
+    F(get_cq_event) F(ack_cq_events) F(fork_init) F(node_type_str) F(port_state_str) \
+    F(event_type_str) F(wc_status_str)
+#define OF_CONTEXT(F) F(close_device) F(alloc_pd)
 #define OF_OBJECT(F) \
-    F(dealloc_pd) F(reg_mr) F(reg_mr_iova) F(reg_mr_iova2) F(rereg_mr) F(dereg_mr) F(destroy_cq) \
-    F(create_srq) F(modify_srq) F(query_srq) F(destroy_srq) F(create_qp) F(query_qp) F(modify_qp) \
-    F(destroy_qp) F(destroy_ah)
-#define RESOLVED(F) QUICK(F) OF_CONTEXT(F) OF_OBJECT(F) F(create_ah) F(create_cq) F(resize_cq)
+    F(dealloc_pd) F(reg_mr) F(reg_mr_iova) F(rereg_mr) F(dereg_mr) F(destroy_cq) F(create_srq) \
+    F(modify_srq) F(query_srq) F(destroy_srq) F(query_qp) F(destroy_qp) F(destroy_ah)
+#define FUNCTIONS(F) QUICK(F) OF_CONTEXT(F) OF_OBJECT(F)
 
 /* Not when this library is opened: the copy waits for a thread that it starts, which needs the
  * loader. */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static void open_copy(void);
+static void *copy;
+static symbol_of *look_up;
 #define DECLARE(name) static function *real_##name;
-RESOLVED(DECLARE)
+FUNCTIONS(DECLARE)
 
 /* A device whose firmware answers no command: a verb of its control takes as long as the file is
- * there, HANG_MS at most. */
-static void hang(const char *verb, void **context)
+ * there, HANG_MS at most. A context begins with its device. */
+void provider_hang(const char *verb, void **context)
 {
     const char *file = getenv("TEST_PROVIDER_HANG"), *ms = getenv("TEST_PROVIDER_HANG_MS");
     const char *device = getenv("TEST_PROVIDER_HANG_DEVICE");
@@ -73,19 +74,25 @@ static void hang(const char *verb, void **context)
         return real_##name(a, b, c, d, e, f); \
     }
 #define FORWARD(name) ENTRY(name, (void)0)
-#define FORWARD_OF_CONTEXT(name) ENTRY(name, hang(#name, (void **)a))
-#define FORWARD_OF_OBJECT(name) ENTRY(name, hang(#name, *(void ***)a))
+#define FORWARD_OF_CONTEXT(name) ENTRY(name, provider_hang(#name, (void **)a))
+#define FORWARD_OF_OBJECT(name) ENTRY(name, provider_hang(#name, *(void ***)a))
 QUICK(FORWARD)
 OF_CONTEXT(FORWARD_OF_CONTEXT)
 OF_OBJECT(FORWARD_OF_OBJECT)
 
-/* `ibv_pd` and `ibv_context` begin with their context and their device; `ibv_ah_attr` with the
- * GID. */
-long ibv_create_ah(void ***pd, const unsigned char *to)
+/* The copy's function of that name. */
+void *provider_real(const char *name)
+{
+    pthread_once(&once, open_copy);
+    return look_up(copy, name);
+}
+
+/* Whether an address handle can lead there, once that has taken its time. `ibv_pd` and
+ * `ibv_context` begin with their context and their device; `ibv_ah_attr` with the GID. */
+int provider_rails(void ***pd, const unsigned char *to)
 {
     const char *ms = getenv("TEST_PROVIDER_RAILS_MS");
     pthread_once(&once, open_copy);
-    hang("create_ah", *pd);
     const char *name = (const char *)real_get_device_name((long)**pd, 0, 0, 0, 0, 0);
     if (ms && name[strlen(name) - 1] - '0' != to[15]) {
         usleep(1000 * strtoul(ms, NULL, 10));
@@ -101,7 +108,7 @@ long ibv_create_ah(void ***pd, const unsigned char *to)
             fclose(made);
         }
     }
-    return real_create_ah((long)pd, (long)to, 0, 0, 0, 0);
+    return 1;
 }
 
 /* A dma-buf is any file that can be mapped: its pages are what a device reaches. */
@@ -118,27 +125,7 @@ long ibv_reg_dmabuf_mr(long pd, unsigned long offset, unsigned long length, long
     at = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, offset);
     if (at == MAP_FAILED)
         return 0;
-    return real_reg_mr_iova2(pd, (long)at, length, iova, access, 0);
-}
-
-long ibv_create_cq(long context, long entries, long cq_context, long channel, long vector)
-{
-    const char *file = getenv("TEST_PROVIDER_VECTORS");
-    FILE *made = file ? fopen(file, "a") : NULL;
-
-    if (made) {
-        fprintf(made, "%d\n", (int)vector);
-        fclose(made);
-    }
-    pthread_once(&once, open_copy);
-    hang("create_cq", (void **)context);
-    return real_create_cq(context, entries, cq_context, channel, vector, 0);
-}
-
-long ibv_resize_cq(long cq, long entries)
-{
-    pthread_once(&once, open_copy);
-    return getenv("TEST_PROVIDER_FIXED_CQS") ? EOPNOTSUPP : real_resize_cq(cq, entries, 0, 0, 0, 0);
+    return ((function *)provider_real("ibv_reg_mr_iova2"))(pd, (long)at, length, iova, access, 0);
 }
 
 extern char **environ;
@@ -184,16 +171,17 @@ static void open_copy(void)
     setenv("UNBROKEN_RUNTIME", runtime, 1);
     setenv("UNBROKEN_HOST", host, 1);
     setenv("UNBROKEN_FAILOVER", "0", 1);
-    void *copy = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+    copy = dlopen(library, RTLD_NOW | RTLD_LOCAL);
     if (!copy) {
         fprintf(stderr, "provider.c: %s\n", dlerror());
         abort();
     }
     /* By the copy's own `dlsym`: the process's may be that of the library above, which answers for
      * verbs itself. */
-    symbol_of *look_up = (symbol_of *)dlsym(copy, "dlsym");
-#define RESOLVE(name) real_##name = (function *)(look_up ? look_up : dlsym)(copy, "ibv_" #name);
-    RESOLVED(RESOLVE)
+    look_up = (symbol_of *)dlsym(copy, "dlsym");
+    look_up = look_up ? look_up : dlsym;
+#define RESOLVE(name) real_##name = (function *)look_up(copy, "ibv_" #name);
+    FUNCTIONS(RESOLVE)
     /* It reads its environment now. */
     long list = real_get_device_list(0, 0, 0, 0, 0, 0);
     if (list)

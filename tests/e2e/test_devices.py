@@ -274,6 +274,21 @@ def test_a_link_that_unbroken_takes_down(logs, ends):
                 connect(link)
 
 
+def test_a_device_that_is_deleted_is_let_go(logs):
+    """`rdma link delete` waits for all that have the device open. The program goes on over its
+    other one, keeps nobody waiting, and comes home when there is such a device again."""
+    with Pair(logs) as pair:
+        client, server = pair.perftest("ib_write_bw", "-s", 65536, "-D", 60)
+        pair.flowing("A0")
+        try:
+            sh("rdma link delete rxeA0")  # within 30 s
+            pair.flowing("A1")
+        finally:
+            sh("rdma link add rxeA0 type rxe netdev A0")
+        pair.flowing("A0", 60)
+        pair.succeed(150, client, server)
+
+
 def test_datagrams_keep_their_traffic_class(logs):
     """What the program's address handle says (`--tclass`) is in what its NIC sends."""
     table = "netdev counted"

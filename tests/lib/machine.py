@@ -18,16 +18,18 @@ GID_INDEX = 3
 
 
 def provider() -> Path:
-    """The library, compiled anew if its source is newer."""
-    source, made = ROOT / "tests" / "c" / "provider.c", TARGET / "tests-c" / "provider.so"
-    if made.exists() and made.stat().st_mtime >= source.stat().st_mtime:
+    """The library, compiled anew if one of its sources is newer."""
+    sources = [ROOT / "tests" / "c" / name for name in ("provider.c", "provider_knobs.c")]
+    made = TARGET / "tests-c" / "provider.so"
+    newest = max(source.stat().st_mtime for source in sources)
+    if made.exists() and made.stat().st_mtime >= newest:
         return made
     made.parent.mkdir(parents=True, exist_ok=True)
     fresh = made.with_name(f"provider-{os.getpid()}.so")
-    command = ["cc", *FLAGS, "-shared", "-fPIC", "-o", fresh, source, "-ldl", "-lpthread"]
+    command = ["cc", *FLAGS, "-shared", "-fPIC", "-o", fresh, *sources, "-ldl", "-lpthread"]
     done = subprocess.run([str(a) for a in command], capture_output=True, text=True, timeout=120)
     if done.returncode != 0:
-        raise Failure(f"{source.name} does not compile: {done.stderr[:2000]}")
+        raise Failure(f"provider.c does not compile: {done.stderr[:2000]}")
     fresh.replace(made)
     return made
 

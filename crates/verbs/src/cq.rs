@@ -116,11 +116,16 @@ impl Cq {
         on_overrun: Option<OverrunHook>,
         source: Option<Arc<dyn Source>>,
     ) -> Arc<Cq> {
-        let limit = (entries.max(1) as usize).next_power_of_two();
+        let entries = entries.max(1) as usize;
+        // What is polled from a source never lies in the ring.
+        let (limit, slots) = match source {
+            Some(_) => (entries, 1),
+            None => (entries.next_power_of_two(), entries.next_power_of_two()),
+        };
         Arc::new_cyclic(|me| Cq {
             me: me.clone(),
             ring: Mutex::new(Ring {
-                slots: vec![Wc::default(); limit].into_boxed_slice(),
+                slots: vec![Wc::default(); slots].into_boxed_slice(),
                 head: 0,
                 len: 0,
                 limit,
@@ -160,6 +165,8 @@ impl Cq {
     pub fn resize(&self, entries: u32) -> Result<()> {
         if let Some(source) = &self.source {
             source.resize(entries)?;
+            self.ring().limit = entries.max(1) as usize;
+            return Ok(());
         }
         let limit = (entries.max(1) as usize).next_power_of_two();
         let mut r = self.ring();
@@ -223,7 +230,7 @@ impl Cq {
     /// lost, and the QP must end.
     pub fn offer(&self, wc: Wc, solicited: bool) -> bool {
         let mut r = self.ring();
-        let fits = r.len < r.limit;
+        let fits = r.len < r.slots.len();
         let mut news = false;
         if fits {
             let mask = r.slots.len() - 1;

@@ -36,6 +36,17 @@ impl KeyRow {
     }
 }
 
+/// What the owner of a region answers a peer that asks by which keys it is known.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum KeyAnswer {
+    /// By these.
+    Known(KeyRow),
+    /// It is being made ready where the peer may name it: ask again.
+    Later,
+    /// There is no such region.
+    NoRegion,
+}
+
 /// By which key to name a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Translation {

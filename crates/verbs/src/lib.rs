@@ -41,7 +41,7 @@ pub use device::{
 };
 pub use error::{Error, ErrorKind};
 pub use eventfd::{duplicate, EventFd};
-pub use keys::{KeyRow, KeyWaiter, RemoteKeys, Translation};
+pub use keys::{KeyAnswer, KeyRow, KeyWaiter, RemoteKeys, Translation};
 pub use owner::Owner;
 pub use shared::SharedWords;
 pub use srq::{Feeder, LimitHook, Srq, SrqAttr};

@@ -22,6 +22,7 @@ pub(crate) fn status(place: &Place, json: bool) -> Result {
     if text.is_empty() {
         text = "no NIC has been opened yet\n".into();
     }
+    text += &pinned_line(&status.nics);
     for process in &status.processes {
         if process.error.is_empty() {
             let (program, host) = (shown(&process.program), shown(&process.host));
@@ -39,6 +40,17 @@ pub(crate) fn status(place: &Place, json: bool) -> Result {
         text += &qp_table(status.qps.iter().filter(|q| q.process == process.id).map(|q| &q.qp));
     }
     print(&text)
+}
+
+/// The memory that is registered on each NIC, where each has its own: it is pinned once for each.
+fn pinned_line(nics: &[NicStatus]) -> String {
+    let has = nics.iter().filter(|nic| nic.registered_bytes > 0);
+    let each: Vec<String> =
+        has.map(|nic| format!("{} {:.1} MB", nic.nic, nic.registered_bytes as f64 / 1e6)).collect();
+    match each.is_empty() {
+        true => String::new(),
+        false => format!("memory pinned: {}\n", each.join(", ")),
+    }
 }
 
 /// What is made ready, where something is.

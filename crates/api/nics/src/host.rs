@@ -11,7 +11,8 @@ use unbroken_runtime::Runtime;
 use unbroken_shift::{NicSet, Place};
 use unbroken_types::Gid;
 use unbroken_verbs::{
-    Capabilities, Device, DeviceAttr, EventSink, KeyRow, MemoryDomain, PortAttr, Result, UdAliases,
+    Capabilities, Device, DeviceAttr, EventSink, KeyAnswer, MemoryDomain, PortAttr, Result,
+    UdAliases,
 };
 
 struct Host {
@@ -63,6 +64,18 @@ impl NicSet for Host {
         self.nics.gid(i)
     }
 
+    fn address(&self, i: usize) -> Gid {
+        self.nics.address(i)
+    }
+
+    fn follow(&self, i: usize, index: u8) -> bool {
+        self.nics.follow(i, index)
+    }
+
+    fn registered_bytes(&self, i: usize) -> u64 {
+        self.logical.memory().registered_bytes(i)
+    }
+
     /// Each NIC here has one port that QPs use.
     fn first_port(&self, gid: Gid) -> Gid {
         gid
@@ -105,7 +118,7 @@ impl NicSet for Host {
         self.logical.memory().prepare(on);
     }
 
-    fn keys(&self, i: u8, rkey: u32) -> Option<KeyRow> {
+    fn keys(&self, i: u8, rkey: u32) -> KeyAnswer {
         self.logical.memory().answer(i.into(), rkey)
     }
 

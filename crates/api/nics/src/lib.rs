@@ -12,9 +12,9 @@ mod soft;
 
 pub use reach::{reach, reach_each_other, Reach};
 pub use unbroken_hostnic::{
-    choose_gid, inside, interface_of_link, iwarp_devices, DeviceFault, DeviceFaultForm,
-    DeviceFaults, Harm, HostNics, PortView, SetFault, Taker, Wanted, When, DEVICE_FAULT_FORMS,
-    MAX_GIDS,
+    choose_gid, inside, interface_of_link, other_devices, DeviceFault, DeviceFaultForm,
+    DeviceFaults, GidChoice, Harm, HostNics, OtherDevice, PortView, SetFault, Taker, Wanted, When,
+    DEVICE_FAULT_FORMS, MAX_GIDS,
 };
 pub use unbroken_softnic::{interface_index, program_action, NicInfo, PortInfo};
 
@@ -52,11 +52,11 @@ pub fn machine() -> Result<Option<&'static Arc<HostNics>>> {
         let Some(text) = environment::text(environment::DEVICES) else { return Ok(None) };
         let wanted = Wanted::parse(&text)
             .map_err(|e| Error::invalid(format!("{}={e}", environment::DEVICES)))?;
-        let nics = HostNics::new(&wanted)?;
-        match iwarp_devices() {
-            iwarp if wanted == Wanted::All && !iwarp.is_empty() => say(&format!(
-                "{}: iWARP, which is not protected, nor shown beside devices that are",
-                iwarp.join(", ")
+        let nics = HostNics::new(&wanted, gid_choice()?.as_ref())?;
+        match other_devices() {
+            others if wanted == Wanted::All && !others.is_empty() => say(&format!(
+                "{}: not protected, nor shown beside devices that are",
+                in_words(&others)
             )),
             _ => {}
         }
@@ -70,17 +70,30 @@ pub fn machine() -> Result<Option<&'static Arc<HostNics>>> {
 /// a kind that is not protected.
 pub fn is_bypassed() -> bool {
     static BYPASSED: OnceLock<bool> = OnceLock::new();
-    *BYPASSED.get_or_init(|| names_devices() && (!failover_is_on() || names_only_iwarp()))
+    *BYPASSED.get_or_init(|| names_devices() && (!failover_is_on() || names_only_others()))
 }
 
-fn names_only_iwarp() -> bool {
+fn names_only_others() -> bool {
     let wanted = environment::text(environment::DEVICES).and_then(|text| Wanted::parse(&text).ok());
-    let Some(devices) = wanted.and_then(|wanted| wanted.only_iwarp()) else { return false };
-    say(&format!(
-        "{}: iWARP, which is not protected; the program has the devices as they are",
-        devices.join(", ")
-    ));
+    let Some(devices) = wanted.and_then(|wanted| wanted.only_others()) else { return false };
+    say(&format!("{}: not protected; the program has the devices as they are", in_words(&devices)));
     true
+}
+
+/// Devices with what they are.
+fn in_words(devices: &[OtherDevice]) -> String {
+    let words: Vec<String> =
+        devices.iter().map(|device| format!("{} ({})", device.name, device.kind)).collect();
+    words.join(", ")
+}
+
+/// What the user has said of GIDs.
+fn gid_choice() -> Result<Option<GidChoice>> {
+    let parse = |text: String| {
+        let choice = GidChoice::parse(&text);
+        choice.map_err(|e| Error::invalid(format!("{}={e}", environment::GID)))
+    };
+    environment::text(environment::GID).map(parse).transpose()
 }
 
 fn say(text: &str) {

@@ -38,7 +38,7 @@ pub struct Reach {
 /// Sends from each of these devices of the machine to each other one, waiting at most `limit` for
 /// each. An error where one cannot be used at all.
 pub fn reach_each_other(names: &[String], limit: Duration) -> Result<Vec<Reach>> {
-    let nics = HostNics::new(&Wanted::Named(names.to_vec()))?;
+    let nics = HostNics::new(&Wanted::Named(names.to_vec()), None)?;
     let open = |i| nics.open(i, Arc::new(NoEvents) as Arc<dyn EventSink>);
     let devices: Vec<Arc<dyn Device>> = (0..nics.count()).map(open).collect::<Result<_>>()?;
     let pairs = devices.iter().flat_map(|from| devices.iter().map(move |to| (from, to)));

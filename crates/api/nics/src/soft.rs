@@ -10,7 +10,8 @@ use unbroken_shift::{failover_is_on, NicSet, Place};
 use unbroken_softnic::{Config, NicSource, SoftNics};
 use unbroken_types::Gid;
 use unbroken_verbs::{
-    Capabilities, Device, DeviceAttr, EventSink, KeyRow, MemoryDomain, PortAttr, Result, UdAliases,
+    Capabilities, Device, DeviceAttr, EventSink, KeyAnswer, MemoryDomain, PortAttr, Result,
+    UdAliases,
 };
 
 struct Soft {
@@ -91,8 +92,9 @@ impl NicSet for Soft {
         }
     }
 
-    fn keys(&self, i: u8, rkey: u32) -> Option<KeyRow> {
-        self.logical.as_ref()?.memory().answer(i.into(), rkey)
+    fn keys(&self, i: u8, rkey: u32) -> KeyAnswer {
+        let memory = self.logical.as_ref().map(|logical| logical.memory());
+        memory.map_or(KeyAnswer::NoRegion, |memory| memory.answer(i.into(), rkey))
     }
 
     fn key_set(&self, i: usize) -> u16 {

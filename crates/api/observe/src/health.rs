@@ -334,6 +334,7 @@ mod tests {
             state: state.into(),
             faults: faults.iter().map(ToString::to_string).collect(),
             pids: vec![7],
+            registered_bytes: 0,
             counters: NicCounters::default(),
         }
     }

@@ -260,6 +260,7 @@ fn add_nics(nics: &mut Vec<NicStatus>, of_process: &[NicStatus]) {
             None => nics.push(fresh.clone()),
             Some(known) => {
                 known.pids.extend(&fresh.pids);
+                known.registered_bytes += fresh.registered_bytes;
                 if worse(&fresh.state) > worse(&known.state) {
                     known.state.clone_from(&fresh.state);
                 }
@@ -315,5 +316,5 @@ fn nic_status(
         None => {}
     }
     let (addr, faults) = (addr.to_string(), Vec::new());
-    (NicStatus { nic, addr, device, state, faults, pids, counters }, problem)
+    (NicStatus { nic, addr, device, state, faults, pids, registered_bytes: 0, counters }, problem)
 }

@@ -5,9 +5,8 @@ use crate::objects::{free, AhObj, ContextObj, PdObj};
 use crate::real::pass;
 use std::ffi::c_int;
 use std::mem::zeroed;
-use std::net::{Ipv4Addr, Ipv6Addr};
 use unbroken_shift::api;
-use unbroken_types::{Gid, GidType, LinkLayer, PathAttr, WcFlags, MAX_FLOW_LABEL};
+use unbroken_types::{Gid, GidType, Grh, LinkLayer, PathAttr, WcFlags, GRH_BYTES, MAX_FLOW_LABEL};
 use unbroken_verbs::abi::{ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_grh, ibv_pd, ibv_wc};
 use unbroken_verbs::{Error, GidEntry, Result};
 
@@ -89,25 +88,6 @@ unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
     })
 }
 
-/// The 40 bytes before a received datagram, as RoCEv2 has them: an IPv6 header, or an IPv4 header
-/// in the last 20 bytes.
-fn route_back(grh: &ibv_grh) -> (Gid, Gid, u8, u8, u32) {
-    // SAFETY: ibv_grh is 40 bytes without padding.
-    let bytes: [u8; 40] = unsafe { std::mem::transmute(*grh) };
-    let word = u32::from_be(grh.version_tclass_flow);
-    if word >> 28 == 6 {
-        // SAFETY: all members of the unions are plain bytes.
-        let (sgid, dgid) = unsafe { (grh.sgid.raw, grh.dgid.raw) };
-        return (Gid(sgid), Gid(dgid), grh.hop_limit, (word >> 20) as u8, word & 0x000f_ffff);
-    }
-    let ip = |at: usize| {
-        let v4 = Ipv4Addr::new(bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]);
-        let v6: Ipv6Addr = v4.to_ipv6_mapped();
-        Gid(v6.octets())
-    };
-    (ip(32), ip(36), bytes[28], bytes[21], 0)
-}
-
 #[no_mangle]
 unsafe extern "C" fn ibv_init_ah_from_wc(
     context: *mut ibv_context,
@@ -142,17 +122,17 @@ unsafe extern "C" fn ibv_init_ah_from_wc(
             unsafe { attr.write(a) };
             return Ok(());
         }
-        // SAFETY: as above.
-        let (from, to, hop_limit, traffic_class, flow_label) =
-            route_back(&unsafe { grh.read_unaligned() });
-        let sent_to = |e: &GidEntry| e.gid == to && e.kind != GidType::RoceV1;
+        // SAFETY: as above; ibv_grh is 40 bytes without padding.
+        let header = Grh::parse(&unsafe { grh.cast::<[u8; GRH_BYTES]>().read_unaligned() })
+            .ok_or_else(|| Error::invalid("grh is neither of IPv4 nor of IPv6"))?;
+        let sent_to = |e: &GidEntry| e.gid == header.destination && e.kind != GidType::RoceV1;
         let index = port_attr.gids.iter().position(sent_to).unwrap_or(0);
         a.is_global = 1;
-        a.grh.dgid = ibv_gid { raw: from.0 };
+        a.grh.dgid = ibv_gid { raw: header.source.0 };
         a.grh.sgid_index = index as u8;
-        a.grh.hop_limit = hop_limit;
-        a.grh.traffic_class = traffic_class;
-        a.grh.flow_label = flow_label;
+        a.grh.hop_limit = header.hop_limit;
+        a.grh.traffic_class = header.traffic_class;
+        a.grh.flow_label = header.flow_label;
         // SAFETY: the caller's structure.
         unsafe { attr.write(a) };
         Ok(())
@@ -198,21 +178,6 @@ pub mod tests {
         fn gid_of_lid(&self, lid: u16) -> Result<Gid> {
             (lid == 5).then_some(Gid([5; 16])).ok_or_else(|| Error::invalid(format!("LID {lid}")))
         }
-    }
-
-    #[test]
-    fn an_ipv4_sender_is_read_from_the_last_twenty_bytes() {
-        let mut bytes = [0u8; 40];
-        bytes[20] = 0x45;
-        bytes[28] = 64;
-        bytes[32..36].copy_from_slice(&[127, 77, 1, 0]);
-        bytes[36..40].copy_from_slice(&[127, 77, 2, 1]);
-        // SAFETY: ibv_grh is 40 plain bytes.
-        let grh: ibv_grh = unsafe { std::mem::transmute(bytes) };
-        let (from, to, hop_limit, _, _) = route_back(&grh);
-        assert_eq!(from.to_ipv4(), Some(Ipv4Addr::new(127, 77, 1, 0)));
-        assert_eq!(to.to_ipv4(), Some(Ipv4Addr::new(127, 77, 2, 1)));
-        assert_eq!(hop_limit, 64);
     }
 
     #[test]

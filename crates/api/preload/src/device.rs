@@ -69,10 +69,17 @@ fn emulated(info: &DeviceInfo) -> ibv_device {
 
 /// As libibverbs shows it, but for the provider's functions.
 fn of_machine(machine: &HostNics, index: usize) -> ibv_device {
-    machine.with_context(index, |context| {
+    let shown = machine.with_context(index, |context| {
         // SAFETY: an open context, whose device lives as long; plain data.
         let c = unsafe { *(*context).device };
         ibv_device { _ops: [null_mut(); 2], ..c }
+    });
+    // One that has gone since it was looked at has nothing to show but its name.
+    shown.unwrap_or_else(|_| {
+        // SAFETY: plain integers, characters and null pointers.
+        let mut c: ibv_device = unsafe { zeroed() };
+        copy_text(&mut c.name, machine.name(index));
+        c
     })
 }
 
@@ -193,11 +200,9 @@ unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_contex
 /// Completion vectors that programs may name.
 fn comp_vectors(index: usize) -> Result<u32> {
     let Some(machine) = unbroken_nics::machine()? else { return Ok(cq::COMP_VECTORS) };
-    machine.with_context(index, |context| {
-        // SAFETY: an open context; the field never changes.
-        let count = unsafe { (*context).num_comp_vectors };
-        Ok(u32::try_from(count).unwrap_or(1))
-    })
+    // SAFETY: an open context; the field never changes.
+    let count = machine.with_context(index, |context| unsafe { (*context).num_comp_vectors });
+    Ok(count.ok().and_then(|count| u32::try_from(count).ok()).unwrap_or(1))
 }
 
 /// A descriptor for `cmd_fd`: an empty file that no other descriptor names.

@@ -61,10 +61,13 @@ macro_rules! ask_device {
                 let ours = $name as unsafe extern "C" fn(_, $(ask_device!(@any $arg)),*) -> _;
                 let real = CStr::from_bytes_with_nul(name).ok();
                 if let Some(real) = real.and_then(|name| crate::real::function(name, ours)) {
-                    return machine.with_context(object.api.nic(), |context| {
+                    let answer = machine.with_context(object.api.nic(), |context| {
                         // SAFETY: an open context, and what our caller has given.
                         unbroken_nics::inside::enter(|| unsafe { real(context $(, $arg)*) })
                     });
+                    if let Ok(answer) = answer {
+                        return answer;
+                    }
                 }
             }
         }

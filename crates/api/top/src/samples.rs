@@ -16,6 +16,7 @@ pub(crate) fn with(time_us: u64, tx_bytes: u64, dead: bool) -> Snapshot {
             state: if dead { "dead" } else { "active" }.into(),
             faults: if dead { vec!["nic a/0 dead".into()] } else { Vec::new() },
             pids: vec![7],
+            registered_bytes: 0,
             counters: NicCounters { tx_bytes, ..NicCounters::default() },
         }
     };

@@ -36,6 +36,8 @@ pub const HOST: &str = "UNBROKEN_HOST";
 pub const NICS: &str = "UNBROKEN_NICS";
 /// RDMA devices of the machine instead of a host.
 pub const DEVICES: &str = "UNBROKEN_DEVICES";
+/// By which GIDs devices of the machine are reached.
+pub const GID: &str = "UNBROKEN_GID";
 /// Faults of devices of the machine.
 pub const DEVICE_FAULTS: &str = "UNBROKEN_DEVICE_FAULTS";
 /// What NICs at these addresses can do.
@@ -125,6 +127,13 @@ pub const VARIABLES: &[Variable] = &[
         Text("a name or a path"),
         "libibverbs.so.1",
         "the libibverbs that opens devices of the machine",
+    ),
+    of(
+        GID,
+        Programs,
+        Text("an index, or addresses and networks with commas"),
+        "the network that the program connects its first queue pair by",
+        "by which GIDs peers reach these devices, and backups connect",
     ),
     of(
         DEVICE_FAULTS,

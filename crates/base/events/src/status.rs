@@ -46,6 +46,10 @@ pub struct NicStatus {
     pub faults: Vec<String>,
     /// Living processes that have it open.
     pub pids: Vec<u32>,
+    /// Bytes of memory regions that are registered, and pinned, on it, where each NIC has its own:
+    /// devices of the machine.
+    #[serde(default)]
+    pub registered_bytes: u64,
     /// What it did.
     #[serde(flatten)]
     pub counters: NicCounters,

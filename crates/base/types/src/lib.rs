@@ -12,6 +12,7 @@ mod addr;
 mod attr;
 mod backlog;
 mod completions;
+mod grh;
 mod hold;
 mod keys;
 mod modify;
@@ -28,6 +29,7 @@ pub use backlog::{
     Backlog, Messages, Outstanding, PeerDone, Progress, RecvEntry, Replay, SendEntry, Sends,
 };
 pub use completions::{Completions, SharedReceives};
+pub use grh::Grh;
 pub use keys::{is_newer_key_set, next_key_set, NicKey, FIRST_KEY_SET};
 pub use modify::{ModifyError, RcModify, UdModify, MAX_RD_ATOMIC};
 pub use path::{PathAttr, PathError, MAX_FLOW_LABEL, MAX_SL, MAX_SRC_PATH_BITS};

@@ -254,6 +254,7 @@ mod tests {
         let nic = NicRecord {
             index: 0,
             gid: gid(1),
+            address: gid(1),
             control_qpn: 9,
             key_set: 0,
             name: "a/0".into(),

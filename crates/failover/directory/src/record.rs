@@ -2,17 +2,17 @@
 //! newer program can tell.
 //!
 //! ```text
-//! QP:       0  version = 5   8  process u64   16  incarnation u64   24  connection u32
+//! QP:       0  version = 6   8  process u64   16  incarnation u64   24  connection u32
 //!           28 NIC u32
 //!                                                                             32 bytes
-//! moved:    0  version = 5   8  process u64   16  GID now   32  QPN now u32   36  zero u32
+//! moved:    0  version = 6   8  process u64   16  GID now   32  QPN now u32   36  zero u32
 //!           40 GID shown
 //!                                                                             56 bytes
-//! process:  0  version = 5   1  NICs u8    4  pid u32    8  process u64, then for each NIC:
-//!           0  index u32     4  GID        20  control QPN u32   24  set of keys u16
-//!           26 length of the name u8       27  name (UTF-8), then  number of further ports u8,
-//!           and for each:  GID, control QPN u32
-//! key:      0  version = 5   8  the key    40  FNV-1a of what is before it, u64
+//! process:  0  version = 6   1  NICs u8    4  pid u32    8  process u64, then for each NIC:
+//!           0  index u32     4  GID        20  address (a GID)    36  control QPN u32
+//!           40 set of keys u16              42  length of the name u8     43  name (UTF-8), then
+//!           number of further ports u8, and for each:  GID, control QPN u32
+//! key:      0  version = 6   8  the key    40  FNV-1a of what is before it, u64
 //!                                                                             48 bytes
 //! ```
 //!
@@ -34,15 +34,17 @@ pub const MAX_PORTS: usize = 8;
 pub const MAX_NAME: usize = 63;
 
 /// The layout of the values.
-pub(crate) const VERSION: u8 = 5;
+pub(crate) const VERSION: u8 = 6;
 
 /// A NIC of a process: where its control messages are received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NicRecord {
     /// The index of the NIC in its process.
     pub index: u32,
-    /// Its GID.
+    /// The GID that it is called by.
     pub gid: Gid,
+    /// The GID by which it is reached, which may become another.
+    pub address: Gid,
     /// The QPN of the UD control QP; 0: it has none (yet).
     pub control_qpn: u32,
     /// Which set of keys it has ([`unbroken_types::NicKey`]); 0: keys are good on all NICs of the
@@ -165,6 +167,7 @@ impl ProcessRecord {
             }
             bytes.extend_from_slice(&nic.index.to_le_bytes());
             bytes.extend_from_slice(&nic.gid.0);
+            bytes.extend_from_slice(&nic.address.0);
             bytes.extend_from_slice(&nic.control_qpn.to_le_bytes());
             bytes.extend_from_slice(&nic.key_set.to_le_bytes());
             bytes.push(nic.name.len() as u8);
@@ -200,6 +203,7 @@ impl ProcessRecord {
         for _ in 0..count {
             let index = u32::from_le_bytes(take(&mut rest)?);
             let gid = Gid(take(&mut rest)?);
+            let address = Gid(take(&mut rest)?);
             let control_qpn = u32::from_le_bytes(take(&mut rest)?);
             let key_set = u16::from_le_bytes(take(&mut rest)?);
             let [length] = take(&mut rest)?;
@@ -220,7 +224,7 @@ impl ProcessRecord {
                 })
             };
             let further_ports = (0..ports).map(|_| port()).collect::<Option<_>>()?;
-            nics.push(NicRecord { index, gid, control_qpn, key_set, name, further_ports });
+            nics.push(NicRecord { index, gid, address, control_qpn, key_set, name, further_ports });
         }
         rest.is_empty().then_some((process, ProcessRecord { pid, nics }))
     }
@@ -291,15 +295,18 @@ mod tests {
         let port = (any::<[u8; 16]>(), any::<u32>())
             .prop_map(|(gid, control_qpn)| PortRecord { gid: Gid(gid), control_qpn });
         let further = prop::collection::vec(port, 0..MAX_PORTS);
-        (any::<u32>(), any::<[u8; 16]>(), any::<u32>(), any::<u16>(), "[a-z0-9/.é]{0,20}", further)
-            .prop_map(|(index, gid, control_qpn, key_set, name, further_ports)| NicRecord {
+        let gids = any::<([u8; 16], [u8; 16])>();
+        (any::<u32>(), gids, any::<u32>(), any::<u16>(), "[a-z0-9/.é]{0,20}", further).prop_map(
+            |(index, (gid, address), control_qpn, key_set, name, further_ports)| NicRecord {
                 index,
                 gid: Gid(gid),
+                address: Gid(address),
                 control_qpn,
                 key_set,
                 name,
                 further_ports,
-            })
+            },
+        )
     }
 
     proptest! {
@@ -361,6 +368,7 @@ mod tests {
         let nic = NicRecord {
             index: 0,
             gid: Gid::default(),
+            address: Gid::default(),
             control_qpn: 0,
             key_set: 1,
             name: "x".repeat(64),

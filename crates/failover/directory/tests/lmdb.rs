@@ -26,6 +26,7 @@ fn process(pid: u32) -> ProcessRecord {
     let nic = |index: u32| NicRecord {
         index,
         gid: gid(index as u8),
+        address: gid(50 + index as u8),
         control_qpn: 0x10000 + index,
         key_set: 1,
         name: format!("a/{index}"),

@@ -12,6 +12,9 @@
 //! | `Dead`  | due                                                     | `Dead`; probed again, ever less often    |
 //! | `Dead`  | an answer, or a round trip of any QP on it              | `Calm`; [`Verdict::Alive`]               |
 //!
+//! A path begins as `Calm`, or, where it is not known whether its two NICs are of one network
+//! ([`PeerHealth::add_unproven`]), as `Dead`.
+//!
 //! *Witnesses.* A path is not given up before other paths to the same process have answered some
 //! probes, each of which was sent after one of the path's own. A peer that is stopped, or that
 //! waits for a core, answers on none: it is waited for, since a switch would gain nothing. The
@@ -129,6 +132,28 @@ impl PeerHealth {
     /// There is such a path: it can be a witness for others.
     pub fn add(&mut self, port_path: impl Into<PortPath>) {
         self.pairs.entry(port_path.into()).or_insert_with(Pair::new);
+    }
+
+    /// There is such a path, and it is not known whether anything leads over it: it counts as dead
+    /// until it has answered a probe, the first of which is due at once. A path that is known
+    /// already stays as it is.
+    pub fn add_unproven(&mut self, now_us: u64, port_path: impl Into<PortPath>) {
+        let retry_us = self.config.retry_min_us;
+        self.pairs.entry(port_path.into()).or_insert_with(|| Pair {
+            state: State::Dead { retry_at_us: now_us, retry_us },
+            ..Pair::new()
+        });
+    }
+
+    /// The program uses that path: it needs no proof.
+    pub fn trust(&mut self, port_path: impl Into<PortPath>) {
+        let pair = self.pairs.entry(port_path.into()).or_insert_with(Pair::new);
+        if pair.alive_us.is_none() && pair.failures == 0 {
+            pair.state = match pair.state {
+                State::Dead { .. } => State::Calm,
+                known => known,
+            };
+        }
     }
 
     /// Whether the path is known to be dead.
@@ -313,11 +338,13 @@ impl PeerHealth {
             }
             self.verdicts.push_back((path, Verdict::Dead));
         }
-        let retry_max_us = self.config.retry_max_us;
+        let HealthConfig { retry_max_us, unproven_max_us, .. } = self.config;
         for pair in self.pairs.values_mut().filter(|p| p.works) {
+            // Nothing leads over most of those that have never lived.
+            let most_us = if pair.alive_us.is_some() { retry_max_us } else { unproven_max_us };
             if let State::Dead { retry_at_us, retry_us } = &mut pair.state {
                 if *retry_at_us <= now_us {
-                    *retry_us = (*retry_us * 2).min(retry_max_us);
+                    *retry_us = (*retry_us * 2).min(most_us);
                     *retry_at_us = now_us + *retry_us;
                     pair.due = true;
                 }

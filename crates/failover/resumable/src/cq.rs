@@ -76,20 +76,28 @@ pub(crate) struct ProviderCq {
 }
 
 impl ProviderCq {
-    /// That of a device for an application's CQ.
+    /// That of a device for an application's CQ, which a QP needs so many entries of.
     pub(crate) fn new(
         device: &Arc<dyn Device>,
         app: &Arc<Cq>,
+        needed: u32,
         waker: &Arc<Waker>,
         commands: &Arc<Commands>,
         overruns: &Arc<Overruns>,
     ) -> Result<Arc<ProviderCq>> {
         let channel = app.channel().map(|_| waker.channel(&**device)).transpose()?;
-        // As many as the program has, since not every provider can change the size later.
+        let make = |entries| {
+            let told = overruns.clone();
+            let on_overrun = Box::new(move |_| told.tell());
+            device.create_cq_on(app.comp_vector(), entries, channel.clone(), on_overrun)
+        };
+        // As many as the program has, since not every provider can change the size later. A device
+        // that has smaller CQs than the program's own may do all the same.
         let entries = app.capacity().min(MOST_AT_FIRST);
-        let told = overruns.clone();
-        let on_overrun = Box::new(move |_| told.tell());
-        let cq = device.create_cq_on(app.comp_vector(), entries, channel, on_overrun)?;
+        let cq = match make(entries.max(needed)) {
+            Err(_) if entries > needed => make(needed)?,
+            made => made?,
+        };
         let this = Arc::new_cyclic(|own| ProviderCq {
             own: own.clone(),
             device: device.clone(),
@@ -130,22 +138,27 @@ impl ProviderCq {
         std::ptr::eq(self.app.as_ptr(), Arc::as_ptr(app))
     }
 
-    /// Makes room for a QP's work, and a marker.
-    fn reserve(&self, app: &Cq, entries: u32) -> Result<()> {
-        let needed = self.needed.fetch_add(entries + 1, Ordering::AcqRel) + entries + 1;
-        self.markers.fetch_add(1, Ordering::AcqRel);
+    /// Makes room for a QP's work, and for that many markers.
+    fn reserve(&self, app: &Cq, entries: u32, markers: u32) -> Result<()> {
+        let all = entries + markers;
+        let needed = self.needed.fetch_add(all, Ordering::AcqRel) + all;
+        self.markers.fetch_add(markers, Ordering::AcqRel);
         if needed > self.cq.capacity() {
             let _nobody_polls = (app.turn(), lock(&self.state));
-            self.cq.resize(needed).inspect_err(|_| self.release(entries))?;
+            // Twice as many, where that is to be had: programs add QPs one by one, and each change
+            // copies what there is.
+            let more = needed.max(self.cq.capacity().saturating_mul(2));
+            let resized = self.cq.resize(more).or_else(|_| self.cq.resize(needed));
+            resized.inspect_err(|_| self.release(entries, markers))?;
         }
         self.resized();
         Ok(())
     }
 
     /// Takes back a [`Self::reserve`].
-    fn release(&self, entries: u32) {
-        self.markers.fetch_sub(1, Ordering::AcqRel);
-        self.needed.fetch_sub(entries + 1, Ordering::AcqRel);
+    fn release(&self, entries: u32, markers: u32) {
+        self.markers.fetch_sub(markers, Ordering::AcqRel);
+        self.needed.fetch_sub(entries + markers, Ordering::AcqRel);
     }
 
     /// Whether its QPs can have more completions than the application's CQ takes. They lie here
@@ -372,13 +385,22 @@ pub(crate) struct CqReservation {
     cq: Arc<ProviderCq>,
     app: Arc<Cq>,
     entries: u32,
+    has_marker_room: bool,
 }
 
 impl CqReservation {
-    /// Room for `entries` and a marker.
+    /// Room for `entries`, and for a marker where the CQ can be so large.
     pub(crate) fn new(cq: Arc<ProviderCq>, app: &Arc<Cq>, entries: u32) -> Result<CqReservation> {
-        cq.reserve(app, entries)?;
-        Ok(CqReservation { cq, app: app.clone(), entries })
+        let has_marker_room = cq.reserve(app, entries, 1).is_ok();
+        if !has_marker_room {
+            cq.reserve(app, entries, 0)?;
+        }
+        Ok(CqReservation { cq, app: app.clone(), entries, has_marker_room })
+    }
+
+    /// Whether a marker may be posted: a CQ that overruns would end every QP of it.
+    pub(crate) fn has_marker_room(&self) -> bool {
+        self.has_marker_room
     }
 
     /// The device's CQ.
@@ -423,7 +445,7 @@ impl CqReservation {
 
 impl Drop for CqReservation {
     fn drop(&mut self) {
-        self.cq.release(self.entries);
+        self.cq.release(self.entries, u32::from(self.has_marker_room));
     }
 }
 

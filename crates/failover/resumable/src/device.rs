@@ -45,7 +45,7 @@ impl Opened {
             None => {
                 // The device may take its time, while others look at the CQs that it has.
                 let Opened { device, waker, commands, overruns, .. } = self;
-                let made = ProviderCq::new(device, app, waker, commands, overruns)?;
+                let made = ProviderCq::new(device, app, entries, waker, commands, overruns)?;
                 let mut cqs = lock(&self.cqs);
                 let other = cqs.iter().filter_map(Weak::upgrade).find(|cq| cq.is_for(app));
                 if other.is_none() {
@@ -203,9 +203,9 @@ impl ResumableDevice {
         Ok(ResumableDevice { opened: Arc::new(opened), domain, view })
     }
 
-    /// What an application may be told of a wrapped device: room for the markers is kept back.
+    /// What an application may be told of a wrapped device.
     pub fn attr(plain: &DeviceAttr) -> DeviceAttr {
-        DeviceAttr { max_qp_wr: plain.max_qp_wr.saturating_sub(1), max_mw: 0, ..plain.clone() }
+        DeviceAttr { max_mw: 0, ..plain.clone() }
     }
 
     fn make(&self, init: &QpInit) -> Result<Arc<dyn ResumableQp>> {

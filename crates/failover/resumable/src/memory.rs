@@ -19,6 +19,7 @@
 //! whoever registers a region marks that it comes, and others wait for that.
 
 mod nic_pd;
+mod peers;
 mod source;
 mod space;
 mod view;
@@ -36,8 +37,9 @@ use std::sync::{
     Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard,
     RwLockWriteGuard, Weak,
 };
-use unbroken_types::{next_key_set, Access, NicKey, PdHandle, FIRST_KEY_SET};
-use unbroken_verbs::{Error, KeyRow, MemoryDomain, MrChange, MrKeys, Result};
+use unbroken_log::{tell, Level, Part};
+use unbroken_types::{next_key_set, Access, PdHandle, FIRST_KEY_SET};
+use unbroken_verbs::{Error, MemoryDomain, MrChange, MrKeys, Result};
 use view::View;
 
 pub(crate) use nic_pd::NicPd;
@@ -72,6 +74,10 @@ struct MrState {
     on: Vec<Option<There>>,
     /// The opening of each NIC that is being asked to register it; 0: none is.
     comes: Vec<u16>,
+    /// NICs that have refused it, by their index, since they were opened.
+    refused: u64,
+    /// A thread is to look at it before others.
+    hurried: bool,
     /// It is being deregistered.
     gone: bool,
 }
@@ -117,6 +123,10 @@ pub struct LogicalMemory {
     on_change: OnceLock<Hook>,
     /// On which NICs the regions of each are made ready; all while nothing is said.
     prepared: OnceLock<Vec<Vec<usize>>>,
+    /// How many QPs whose program has the keys of one NIC are on another: all pairs.
+    away: Vec<AtomicU32>,
+    /// It was told that a NIC does not take a region.
+    told_refused: AtomicBool,
     prefetcher: Prefetcher,
     own: Weak<LogicalMemory>,
 }
@@ -139,6 +149,8 @@ impl LogicalMemory {
             generation: AtomicU64::new(0),
             on_change: OnceLock::new(),
             prepared: OnceLock::new(),
+            away: (0..nics * nics).map(|_| AtomicU32::new(0)).collect(),
+            told_refused: AtomicBool::new(false),
             prefetcher: Prefetcher::new(spawn),
             own: own.clone(),
         })
@@ -175,7 +187,9 @@ impl LogicalMemory {
         let key_set = next_key_set(last.unwrap_or_else(|last| last));
         let old: Vec<_> = lock(&self.pds).values_mut().filter_map(|pd| pd.on[nic].take()).collect();
         for mr in self.all() {
-            lock(&mr.state).on[nic] = None;
+            let mut s = lock(&mr.state);
+            s.on[nic] = None;
+            s.refused &= !bit(nic);
         }
         drop(old);
         // Before a QP is made there, whose peer may know regions by their older keys.
@@ -265,60 +279,6 @@ impl LogicalMemory {
         Ok(entry.on[nic].get_or_insert(made).clone())
     }
 
-    // ---- what peers are told ----
-
-    /// Changes whenever [`Self::export`] gives something else.
-    pub fn generation(&self) -> u64 {
-        self.generation.load(Ordering::Acquire)
-    }
-
-    /// By which remote keys each region is known on each NIC.
-    pub fn export(&self) -> Vec<KeyRow> {
-        self.all().iter().map(|mr| self.row(mr)).collect()
-    }
-
-    /// Which set of keys a NIC has ([`NicKey`]); 0 while it was never open.
-    pub fn key_set(&self, nic: usize) -> u16 {
-        self.nics.get(nic).map_or(0, |nic| nic.key_set.load(Ordering::Acquire))
-    }
-
-    /// By which remote keys one region is known on each NIC, for a peer that asks. The region is
-    /// named by its default NIC and the key that applications have; where it is missing it is
-    /// registered now. `None`: there is none.
-    pub fn answer(&self, default: usize, rkey: u32) -> Option<KeyRow> {
-        let space = read(&self.nics.get(default)?.space);
-        let found = space.by_rkey(rkey).cloned();
-        drop(space);
-        found.map(|mr| {
-            // The peer has come to a NIC that was not chosen for it.
-            self.fill_on(&mr, 0..self.nics.len());
-            self.row(&mr)
-        })
-    }
-
-    /// Registers everything on every open NIC that it is missing on, now. Gives how many
-    /// registrations failed.
-    pub fn fill_all(&self) -> usize {
-        let missing = |mr: &Arc<Mr>| {
-            let failed = |nic: &usize| self.domain(*nic).is_ok() && self.fill(mr, *nic).is_err();
-            (0..self.nics.len()).filter(failed).count()
-        };
-        self.all().iter().map(missing).sum()
-    }
-
-    fn row(&self, mr: &Mr) -> KeyRow {
-        let s = lock(&mr.state);
-        let key = |nic: u8| {
-            let there = self.there(&s, nic.into())?;
-            Some(NicKey { nic, key_set: there.key_set, rkey: there.keys.rkey })
-        };
-        KeyRow {
-            default: mr.default as u8,
-            rkey: mr.keys.rkey,
-            on: (0..s.on.len() as u8).filter_map(key).collect(),
-        }
-    }
-
     // ---- making and ending ----
 
     fn find(&self, default: usize, lkey: u32) -> Result<Arc<Mr>> {
@@ -337,16 +297,11 @@ impl LogicalMemory {
 
     /// Registers a region on every NIC that is to be ready for it, as far as that goes.
     pub(crate) fn fill_prepared(&self, mr: &Arc<Mr>) {
-        let all = || (0..self.nics.len()).collect();
-        let others = self.prepared.get().and_then(|on| on.get(mr.default)).cloned();
-        self.fill_on(mr, std::iter::once(mr.default).chain(others.unwrap_or_else(all)));
-    }
-
-    fn fill_on(&self, mr: &Arc<Mr>, nics: impl Iterator<Item = usize>) {
-        for nic in nics {
+        for nic in self.wanted_on(mr.default) {
             // A NIC that is dead, or full, is met again when the region is needed there.
             let _ = self.fill(mr, nic);
         }
+        lock(&mr.state).hurried = false;
     }
 
     /// The region's state once that opening of a NIC is not being asked to register it.
@@ -377,8 +332,16 @@ impl LogicalMemory {
             s.comes[nic] = 0;
         }
         let useless = s.gone || self.key_set(nic) != key_set;
-        if let (Ok(there), false) = (&made, useless) {
-            s.on[nic] = Some(there.clone());
+        match &made {
+            Err(e) if e.errno() != libc::EIO => {
+                s.refused |= bit(nic);
+                self.tell_refused(nic, source.len(), e);
+            }
+            Ok(there) if !useless => {
+                s.refused &= !bit(nic);
+                s.on[nic] = Some(there.clone());
+            }
+            _ => {}
         }
         drop(s);
         mr.answered.notify_all();
@@ -389,6 +352,19 @@ impl LogicalMemory {
         }
         self.changed();
         Ok(there.keys)
+    }
+
+    /// A backup does not take a region that the program's NIC has taken: told once.
+    #[cold]
+    fn tell_refused(&self, nic: usize, len: u64, e: &Error) {
+        if !self.told_refused.swap(true, Ordering::AcqRel) {
+            let what = format_args!(
+                "a region of {len} bytes cannot be registered on NIC {nic}, too, so queue pairs that \
+                 use it cannot go there: {e}. Each backup pins all memory once more: raise the \
+                 memlock limit (`ulimit -l`), or have fewer (UNBROKEN_BACKUPS)"
+            );
+            tell(Part::Nic, Level::Warn, what);
+        }
     }
 
     fn reg(
@@ -441,7 +417,8 @@ impl LogicalMemory {
             on[nic] = Some(There { keys, key_set, pd: own_pd.clone() });
             let kept = source.keep().inspect_err(|_| drop(domain.dereg_mr(keys.lkey)))?;
             let (source, comes) = (Arc::new(kept), vec![0; self.nics.len()]);
-            let state = MrState { pd, source, access, on, comes, gone: false };
+            let (refused, hurried, gone) = (0, false, false);
+            let state = MrState { pd, source, access, on, comes, refused, hurried, gone };
             let key_set = if nic == default { key_set } else { self.count_as_opened(default) };
             let (state, answered) = (Mutex::new(state), Condvar::new());
             let mr = Arc::new(Mr { keys, default, key_set, state, answered });
@@ -621,6 +598,11 @@ impl LogicalMemory {
             entry.users = entry.users.saturating_sub(1);
         }
     }
+}
+
+/// Of a NIC; none past 63, which a process does not have.
+fn bit(nic: usize) -> u64 {
+    1u64.checked_shl(nic as u32).unwrap_or(0)
 }
 
 fn no_pd(pd: PdHandle) -> Error {

@@ -41,19 +41,30 @@ impl Prefetcher {
 
     /// A thread is to look at a region.
     pub(crate) fn put(&self, memory: &Weak<LogicalMemory>, mr: &Arc<Mr>) {
+        self.add(memory, |q| q.regions.push_back(Arc::downgrade(mr)));
+    }
+
+    /// The same, before all others. False: there is no thread.
+    pub(crate) fn put_first(&self, memory: &Weak<LogicalMemory>, mr: &Arc<Mr>) -> bool {
+        self.add(memory, |q| q.regions.push_front(Arc::downgrade(mr)))
+    }
+
+    fn add(&self, memory: &Weak<LogicalMemory>, put: impl FnOnce(&mut Queue)) -> bool {
         let mut q = lock(&self.shared.queue);
-        q.regions.push_back(Arc::downgrade(mr));
+        put(&mut q);
         if q.idle < q.regions.len() && q.threads < MAX_THREADS {
             let (memory, shared) = (memory.clone(), self.shared.clone());
             let started = (self.spawn)("unb-regions", Box::new(move || run(&memory, &shared)));
             q.threads += usize::from(started.is_ok());
-            // Without any, regions come to a NIC when they are first needed there.
-            if q.threads == 0 {
-                q.regions.clear();
-            }
+        }
+        // Without any, regions come to a NIC when they are first needed there.
+        let any = q.threads > 0;
+        if !any {
+            q.regions.clear();
         }
         drop(q);
         self.shared.news.notify_one();
+        any
     }
 }
 

@@ -21,7 +21,7 @@ use crate::quiesce::Asked;
 use crate::srq::SrqUse;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
-use unbroken_journal::{Config, Journal, Mutation, Posted};
+use unbroken_journal::{Config, Journal, Mutation, Posted, Queue};
 use unbroken_types::{Completions, Progress, QpCaps, QpState, SendOpcode, Sge, Wc, WcStatus};
 use unbroken_verbs::{
     Backlog, Cq, DeviceEvent, DeviceQp, Error, KeyWaiter, ListResult, PostError, QpEvent, QpInit,
@@ -123,11 +123,9 @@ impl JournaledQp {
         let srq = srq.map(|app| SrqUse::new(opened, app, default, &init.recv_cq)).transpose()?;
         let provider = QpInit {
             srq: srq.as_ref().map(|srq| srq.srq.own().clone()),
-            caps: QpCaps {
-                max_send_wr: caps.max_send_wr + 1,
-                max_recv_wr: caps.max_recv_wr + 1,
-                ..caps
-            },
+            // And not one more: a provider may double a queue for that, or be at its limit. A
+            // marker waits for room.
+            caps,
             pd: pd.handle(),
             send_cq: sends.cq().cq().clone(),
             recv_cq: recvs.cq().cq().clone(),
@@ -188,10 +186,19 @@ impl JournaledQp {
         if let (Some(pd), true) = (lock(&self.pd).as_ref(), self.standby) {
             pd.count()?;
         }
+        self.opened.memory.goes_to(self.default, self.opened.index, true);
         let member: Arc<dyn Member> = own;
         self.sends.join(self.qpn, &member);
         self.recvs.join(self.qpn, &member);
         Ok(())
+    }
+
+    /// Whether the CQ of a queue has room for its marker.
+    pub(crate) fn has_marker_room(&self, queue: Queue) -> bool {
+        match queue {
+            Queue::Send => self.sends.has_marker_room(),
+            Queue::Recv => self.recvs.has_marker_room(),
+        }
     }
 
     pub(crate) fn out(&self) -> Out<'_> {
@@ -278,6 +285,7 @@ impl JournaledQp {
             srq.end();
         }
         if self.joined.swap(true, Ordering::AcqRel) {
+            self.opened.memory.goes_to(self.default, self.opened.index, false);
             self.sends.leave(self.qpn, self);
             self.recvs.leave(self.qpn, self);
         }

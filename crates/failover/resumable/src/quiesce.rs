@@ -68,7 +68,12 @@ impl JournaledQp {
                 }
                 Step::Mark(queue) => {
                     if let Err(e) = self.mark(queue) {
-                        self.refused_step(&e)?;
+                        if looked && !self.is_gone() {
+                            return Err(not_yet(&e));
+                        }
+                        // What has come makes room for a marker.
+                        self.look();
+                        looked = true;
                     }
                 }
             }
@@ -136,7 +141,7 @@ impl JournaledQp {
     /// The device refuses a step. One that is gone may.
     fn refused_step(&self, e: &Error) -> Result<()> {
         if !self.is_gone() {
-            return Err(Error::new(libc::EAGAIN, format!("the QP cannot be stopped yet: {e}")));
+            return Err(not_yet(e));
         }
         self.look();
         Ok(())
@@ -172,6 +177,9 @@ impl JournaledQp {
     fn mark(&self, queue: Queue) -> Result<()> {
         // Its completion may come before this call returns.
         self.lock().journal.marked(queue);
+        if !self.has_marker_room(queue) {
+            return Ok(()); // the flush comes to a standstill, and the QP is destroyed
+        }
         let wr_id = Slot::Marker(queue).wr_id();
         let posted = match queue {
             Queue::Send => self.phys.post_send(&marker(wr_id)),
@@ -182,6 +190,10 @@ impl JournaledQp {
         }
         posted
     }
+}
+
+fn not_yet(e: &Error) -> Error {
+    Error::new(libc::EAGAIN, format!("the QP cannot be stopped yet: {e}"))
 }
 
 /// A send that a QP in ERR flushes.

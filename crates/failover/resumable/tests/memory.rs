@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use unbroken_resumable::{EventInterceptor, LogicalMemory, ResumableDevice};
 use unbroken_types::{Access, NicKey, PdHandle};
-use unbroken_verbs::{Backlog, Device, KeyRow, MemoryDomain, MrChange, MrKeys, QpInit};
+use unbroken_verbs::{Backlog, Device, KeyAnswer, KeyRow, MemoryDomain, MrChange, MrKeys, QpInit};
 
 fn reg(view: &Arc<dyn MemoryDomain>, pd: PdHandle, host: &Host) -> MrKeys {
     let addr = host.addr(0);
@@ -33,13 +33,13 @@ fn a_region_has_the_keys_of_its_default_nic_and_others_elsewhere() {
     let key = |nic, rkey| NicKey { nic, key_set: 1, rkey };
     let known = KeyRow { default: 0, rkey: host.keys.rkey, on: vec![key(0, lkey), key(1, there)] };
     assert_eq!(row(host.memory.export()), known);
-    let answer = host.memory.answer(0, host.keys.rkey).unwrap();
+    let KeyAnswer::Known(answer) = host.memory.answer(0, host.keys.rkey) else { panic!() };
     assert_eq!(
         (answer.on.len(), &answer.on[..2]),
         (NICS, &known.on[..]),
         "who is asked registers it everywhere"
     );
-    assert_eq!((host.memory.answer(0, 1), host.memory.answer(9, 1)), (None, None));
+    assert_eq!([0, 9].map(|nic| host.memory.answer(nic, 1)), [const { KeyAnswer::NoRegion }; 2]);
     assert_eq!(host.memory.fill_all(), 0);
     assert_eq!(host.memory.export().iter().map(|row| row.on.len()).collect::<Vec<_>>(), [NICS; 3]);
 }
@@ -52,7 +52,7 @@ fn regions_that_no_peer_may_touch_have_no_remote_key_to_differ_in() {
     let local = || host.view.reg_mr(host.pd, addr, 8, addr, Access::LOCAL_WRITE).unwrap();
     let keys = [local(), local()];
     assert_eq!(keys.map(|k| k.rkey), [0, 0], "as the NIC gives it");
-    assert_eq!(host.memory.answer(0, 0), None);
+    assert_eq!(host.memory.answer(0, 0), KeyAnswer::NoRegion);
     keys.iter().for_each(|k| host.view.dereg_mr(k.lkey).unwrap());
 }
 
@@ -228,8 +228,21 @@ fn regions_are_made_ready_where_that_is_wanted_and_elsewhere_when_they_are_neede
         std::thread::yield_now();
     }
     assert_eq!(there(1), before[1], "nobody wants it there");
-    host.memory.answer(0, keys[0].rkey).unwrap();
-    assert_eq!(there(1), before[1] + 1, "a peer needs it there");
+    let on = |answer: KeyAnswer| match answer {
+        KeyAnswer::Known(row) => Some(row.on.iter().map(|key| key.nic).collect::<Vec<_>>()),
+        _ => None,
+    };
+    assert_eq!(on(host.memory.answer(0, keys[0].rkey)), Some(vec![0, 2]));
+    assert_eq!(there(1), before[1], "no queue pair of it is there");
+    // A queue pair goes there all the same: a peer may name the region there, and is told of it
+    // when a thread has registered it.
+    let init = QpInit { standby: false, ..End::new(&host, true, None).init };
+    let _away = host.nics[1].create_holding_qp(&init).unwrap();
+    while on(host.memory.answer(0, keys[0].rkey)) != Some(vec![0, 1, 2]) {
+        assert!(Instant::now() < deadline, "it is not on NIC 1");
+        std::thread::yield_now();
+    }
+    assert_eq!(there(1), before[1] + 1, "the others are not asked for");
 }
 
 #[test]

@@ -21,7 +21,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use unbroken_failover_protocol::seal::{Key, SEAL_BYTES};
 use unbroken_types::{
-    Access, Gid, PdHandle, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcStatus,
+    Access, Gid, Grh, PdHandle, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc, WcStatus,
+    GRH_BYTES,
 };
 use unbroken_verbs::{
     CompChannel, Cq, Device, DeviceQp, Error, MemoryDomain, QpInit, QpModify, RcModify, RecvWr,
@@ -34,8 +35,6 @@ const MAX_DATAGRAM_BYTES: usize = 1024;
 /// The key that control datagrams carry; it keeps application datagrams out, nothing more.
 const QKEY: u32 = 0x554e_4252;
 
-/// A GRH comes before the payload of each received datagram.
-const GRH_BYTES: usize = 40;
 const RECV_SLOT_BYTES: usize = GRH_BYTES + MAX_DATAGRAM_BYTES + 8;
 const RECV_SLOTS: usize = 512;
 /// Datagrams that may be on their way out; each leaves its slot as soon as the NIC has sent it.
@@ -54,13 +53,24 @@ pub(crate) struct LocalPort {
     pub(crate) pair: u8,
 }
 
-/// Where an endpoint can be reached.
+/// How the network is to treat a datagram: as the data whose path it is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Class {
+    /// Service level.
+    pub sl: u8,
+    /// The class of service that routers see.
+    pub traffic_class: u8,
+}
+
+/// Where an endpoint can be reached, and how.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ControlAddr {
     /// The NIC.
     pub gid: Gid,
     /// The endpoint's QPN.
     pub qpn: u32,
+    /// As the data to the peer.
+    pub class: Class,
 }
 
 /// The control endpoint of one port of a NIC.
@@ -112,7 +122,7 @@ impl ControlEndpoint {
             let _ = memory.dereg_mr(keys.lkey);
         })?;
         let endpoint = ControlEndpoint {
-            addr: ControlAddr { gid, qpn: qp.qpn() },
+            addr: ControlAddr { gid, qpn: qp.qpn(), class: Class::default() },
             qp,
             cq,
             port,
@@ -267,7 +277,9 @@ impl ControlEndpoint {
 
     fn dest(&self, to: ControlAddr) -> UdDest {
         let sgid_index = self.device.gid_index();
-        UdDest { gid: to.gid, qpn: to.qpn, qkey: QKEY, sgid_index, ..UdDest::default() }
+        let Class { sl, traffic_class } = to.class;
+        let (gid, qpn) = (to.gid, to.qpn);
+        UdDest { gid, qpn, qkey: QKEY, sgid_index, sl, traffic_class, ..UdDest::default() }
     }
 
     /// Hands the content of every datagram with a right seal to `each`, with the sender's address,
@@ -318,9 +330,11 @@ impl ControlEndpoint {
         {
             out.copy_from_slice(&word.load(Ordering::Acquire).to_ne_bytes());
         }
-        let opened = source_gid(&copy[..GRH_BYTES]).zip(key.open(&copy[GRH_BYTES..len]));
-        if let Some((gid, messages)) = opened {
-            each(ControlAddr { gid, qpn: wc.src_qp }, messages);
+        let header = copy.first_chunk().and_then(Grh::parse);
+        let opened = header.zip(key.open(&copy[GRH_BYTES..len]));
+        if let Some((Grh { source, .. }, messages)) = opened {
+            let class = Class::default();
+            each(ControlAddr { gid: source, qpn: wc.src_qp, class }, messages);
         }
         opened.is_some()
     }
@@ -348,17 +362,4 @@ impl ControlEndpoint {
 
 fn send_slots() -> Vec<u16> {
     (0..SEND_SLOTS as u16).collect()
-}
-
-/// The sender's GID in a GRH: RoCEv2 over IPv4 puts the IPv4 header into its last 20 bytes, with
-/// the source at offset 12 of those.
-fn source_gid(grh: &[u8]) -> Option<Gid> {
-    if grh[20] >> 4 == 4 {
-        let v4: [u8; 4] = grh[32..36].try_into().ok()?;
-        return Some(Gid::from_ip(std::net::Ipv4Addr::from(v4).into()));
-    }
-    if grh[0] >> 4 == 6 {
-        return Some(Gid(grh[8..24].try_into().ok()?));
-    }
-    None
 }

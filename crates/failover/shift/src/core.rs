@@ -12,6 +12,7 @@ use crate::contexts::ContextTable;
 use crate::control::Control;
 use crate::directory_monitor;
 use crate::events::Events;
+use crate::fitness::{self, Unfit};
 use crate::nic_set::NicSet;
 use crate::nics::NicTable;
 use crate::own_events;
@@ -53,6 +54,8 @@ pub(crate) struct Core<Q> {
     pub(crate) contexts: ContextTable,
     pub(crate) qps: QpTable<Q>,
     pub(crate) backups: Backups,
+    /// NICs of which it was told that some QP does not fit.
+    told_unfit: Unfit,
     /// For what is done for many QPs.
     pub(crate) parallel: Parallel,
     pub(crate) jobs: Arc<WorkerQueue>,
@@ -117,6 +120,7 @@ impl<Q> Core<Q> {
             contexts: ContextTable::default(),
             qps: QpTable::default(),
             backups: Backups::default(),
+            told_unfit: Unfit::default(),
             parallel: Parallel::default(),
             jobs,
             worker: OnceLock::new(),
@@ -163,7 +167,8 @@ impl<Q> Core<Q> {
             made => return made.map(|qp| (i, qp)),
         };
         for j in nics.ring(i).skip(1) {
-            let Some(device) = nics.device(j).filter(|_| nics.usable(j)) else { continue };
+            let fits = fitness::lacks(&nics.attr(j), init).is_none();
+            let Some(device) = nics.device(j).filter(|_| fits && nics.usable(j)) else { continue };
             match self.make_qp_on(&device, j, i, init) {
                 Err(e) if e.errno() == libc::EIO => {}
                 made => return made.map(|qp| (j, qp)),
@@ -172,12 +177,16 @@ impl<Q> Core<Q> {
         Err(error)
     }
 
-    /// Whether a physical QP of NIC `at` with that number has a name that no logical QP has.
-    pub(crate) fn is_free(&self, at: usize, default: usize, qpn: u32) -> bool {
-        [at, default].into_iter().all(|nic| self.qps.get((nic, qpn)).is_none())
+    /// A QP does not fit NIC `nic`, which is told once of each.
+    pub(crate) fn tell_unfit(&self, nic: usize, why: &str) {
+        if self.told_unfit.add(nic) {
+            let name = self.nics.name(nic);
+            self.events.complain(&format!("{name} is no backup of some queue pairs"), &why);
+        }
     }
 
-    /// Makes a physical QP on NIC `at`, for a logical QP whose default NIC is `default`.
+    /// Makes a physical QP on NIC `at`, for a logical QP whose default NIC is `default`, and which
+    /// has its number from it: no other has that.
     pub(crate) fn make_qp_on(
         &self,
         device: &Arc<dyn Device>,
@@ -185,17 +194,37 @@ impl<Q> Core<Q> {
         default: usize,
         init: &QpInit,
     ) -> Result<Arc<dyn ResumableQp>> {
+        let is_free = |qpn| [at, default].into_iter().all(|nic| self.qps.get((nic, qpn)).is_none());
         let mut taken = Vec::new();
         loop {
-            let qp = match self.nics.holds(at) {
-                true => device.create_holding_qp(init)?,
-                false => Arc::new(Plain(device.create_qp(init)?)),
-            };
-            if taken.len() >= MAX_TAKEN || self.is_free(at, default, qp.qpn()) {
+            let qp = self.make_life(device, at, init)?;
+            if is_free(qp.qpn()) {
                 return Ok(qp);
             }
             // It is kept until another is found, so that the number is not given out again.
             taken.push(qp);
+            if taken.len() > MAX_TAKEN {
+                let name = device.name();
+                return Err(Error::no_room(format!(
+                    "{name}: the numbers of {MAX_TAKEN} queue pairs in a row are those of others \
+                     that have moved"
+                )));
+            }
         }
+    }
+
+    /// Makes a physical QP on NIC `at` for another life of a logical QP. Its number may be any: the
+    /// peer is told it, and the device has no other of that number. (Two devices that number alike
+    /// give a backup the number of a logical QP nearly always.)
+    pub(crate) fn make_life(
+        &self,
+        device: &Arc<dyn Device>,
+        at: usize,
+        init: &QpInit,
+    ) -> Result<Arc<dyn ResumableQp>> {
+        Ok(match self.nics.holds(at) {
+            true => device.create_holding_qp(init)?,
+            false => Arc::new(Plain(device.create_qp(init)?)),
+        })
     }
 }

@@ -15,7 +15,7 @@ use crate::worker_queue::Job;
 use std::sync::{Arc, MutexGuard};
 use unbroken_failover_protocol::message::{Body, Keys, RefuseReason};
 use unbroken_failover_protocol::Message;
-use unbroken_verbs::{IdleHook, KeyRow};
+use unbroken_verbs::{IdleHook, KeyAnswer, KeyRow};
 
 /// What polls that find nothing do besides: an idle poller drives the NICs that it does not poll
 /// anyway, and takes messages.
@@ -83,7 +83,11 @@ fn fetch(core: &Core<Qp>, messages: &mut Vec<(LocalPort, ControlAddr, Message)>)
 }
 
 fn handle(core: &Arc<Core<Qp>>, at: LocalPort, from: ControlAddr, message: &Message) {
-    let answer = |answer: &Message| core.control.send_from(&core.nics, at, from, answer);
+    let answer = |answer: &Message| {
+        let peer = core.peers.known(message.from.incarnation);
+        let class = peer.map_or(from.class, |peer| peer.class());
+        core.control.send_from(&core.nics, at, ControlAddr { class, ..from }, answer)
+    };
     match message.body {
         Body::Probe(_) => {
             if message.to.incarnation == core.incarnation {
@@ -97,7 +101,11 @@ fn handle(core: &Arc<Core<Qp>>, at: LocalPort, from: ControlAddr, message: &Mess
         }
         Body::AskKey(name) => {
             if message.to.incarnation == core.incarnation {
-                let on = core.nics.keys(name.nic, name.rkey).map_or_else(Vec::new, |row| row.on);
+                let on = match core.nics.keys(name.nic, name.rkey) {
+                    KeyAnswer::Known(row) => row.on,
+                    KeyAnswer::NoRegion => Vec::new(),
+                    KeyAnswer::Later => return, // the peer asks again
+                };
                 let body = Body::Keys(Keys::new(name, &on));
                 answer(&Message { from: message.to, to: message.from, body });
             }

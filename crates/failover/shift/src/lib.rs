@@ -40,6 +40,7 @@ mod due;
 mod events;
 mod explain;
 mod failback;
+mod fitness;
 mod inbound;
 mod link;
 mod lock;

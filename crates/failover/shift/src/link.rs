@@ -10,6 +10,7 @@ pub(crate) use state::Link;
 
 use crate::backups::Backup;
 use crate::explain;
+use crate::fitness;
 use crate::peer::Peer;
 use crate::port_pairs::{self, PathPorts};
 use crate::probes;
@@ -35,6 +36,9 @@ use unbroken_verbs::{
 /// counts as wedged.
 const LIVING_PATH_US: u64 = 250_000;
 
+/// Why a QP is not linked that has nowhere else to go.
+pub(crate) const ONE_NIC: &str = "this host and the peer's have one NIC each";
+
 /// The link of a QP with that connection number to the QP `them` of the process `peer`, or why
 /// there can be none. A QP that is connected by a switch (`by_hello`) needs the peer's word before
 /// anything can be sent: it waits longer for it.
@@ -53,13 +57,24 @@ pub(crate) fn connect(
     let default = SlotPath { local: qp.id().0 as u8, remote };
     let lower = (me.gid, me.qpn) <= (them.gid, them.qpn);
     let nics = core.nics.count().min(255) as u8;
+    if nics == 1 && peer.nic_count() == 1 && core.nics.port_count(0) == 1 && me != them {
+        return Err(ONE_NIC);
+    }
     let table = match me == them {
         true => SlotTable::to_itself(default.local, nics),
         false => SlotTable::new(default, nics, peer.nic_count(), lower),
     };
     {
         let mut health = peer.health();
-        table.iter().for_each(|(_, path)| health.add(path));
+        health.trust(default);
+        // Devices of a machine may be of networks that are apart: NICs for storage, rails.
+        let proven = |path: SlotPath| !core.nics.capabilities(path.local.into()).slow_control;
+        for (_, path) in table.iter() {
+            match proven(path) {
+                true => health.add(path),
+                false => health.add_unproven(now_us(), path),
+            }
+        }
         let unusable = (0..nics).filter(|nic| !core.nics.usable(usize::from(*nic)));
         unusable.for_each(|nic| health.set_nic(now_us(), nic, false));
     }
@@ -191,7 +206,7 @@ impl Env for Io<'_> {
         let path = remote.and_then(|i| self.peer.nic(i)).map(|to| {
             let sgid_index =
                 self.qp.core.nics.device(*self.nic).map_or(0, |device| device.gid_index());
-            self.app.path.unwrap_or_default().elsewhere(1, sgid_index, to.gid())
+            self.app.path.unwrap_or_default().elsewhere(1, sgid_index, to.address())
         });
         if let Some(nic) = remote {
             let default = self.default_remote.unwrap_or(nic);
@@ -224,8 +239,13 @@ impl Env for Io<'_> {
     }
 
     fn app(&self) -> RcModify {
-        let timeout = self.qp.core.settings.protected_timeout(self.app.rc.timeout.unwrap_or(0));
-        RcModify { timeout: Some(timeout), ..self.app.rc }
+        let core = &self.qp.core;
+        let timeout = core.settings.protected_timeout(self.app.rc.timeout.unwrap_or(0));
+        let app = RcModify { timeout: Some(timeout), ..self.app.rc };
+        match *self.nic == self.qp.id().0 {
+            true => app, // the program's own word, which its device has taken
+            false => fitness::clamp(&core.nics.attr(*self.nic), app),
+        }
     }
 
     fn complete(&mut self, work: &Backlog, first: WcStatus) {
@@ -248,7 +268,10 @@ impl Env for Io<'_> {
     }
 
     fn liveness(&self, path: SlotPath) -> Liveness {
-        self.peer.liveness(&self.qp.core.nics, path)
+        match self.qp.unfit.allows(path.local.into()) {
+            true => self.peer.liveness(&self.qp.core.nics, path),
+            false => Liveness::NoNic,
+        }
     }
 
     fn loses(&self, path: SlotPath) -> bool {
@@ -363,17 +386,11 @@ fn make(
         .ok_or_else(|| Error::device_gone(format!("{} is dead", core.nics.name(nic))))?;
     let mtu = device.port(1)?.active_mtu;
     let access = io.app.rc.access;
-    let made_ahead = io.backup.take_if(|backup| backup.is_of(nic, &device)).filter(|backup| {
-        let free = core.is_free(nic, qp.id().0, backup.phys.qpn());
-        if !free {
-            backup.phys.retire(); // a logical QP was given its number meanwhile
-        }
-        free
-    });
+    let made_ahead = io.backup.take_if(|backup| backup.is_of(nic, &device));
     let in_init = made_ahead.as_ref().is_some_and(|backup| backup.access == access);
     let fresh = match made_ahead {
         Some(backup) => backup.phys,
-        None => core.make_qp_on(&device, nic, qp.id().0, &qp.init)?,
+        None => core.make_life(&device, nic, &qp.init)?,
     };
     let rc = RcModify { state: Some(QpState::Init), access, ..RcModify::default() };
     let ready = match in_init {
@@ -432,7 +449,9 @@ pub(crate) fn verdict(qp: &Qp, g: &mut Gate, clock_us: u64, port_path: PortPath,
     {
         true => beliefs_changed(qp, g),
         false => {
-            with(qp, g, |executor, io| executor.verdict(io, port_path.path, verdict));
+            if with(qp, g, |executor, io| executor.verdict(io, port_path.path, verdict)).is_some() {
+                qp.core.backups.look_at(qp.id());
+            }
         }
     }
 }

@@ -7,7 +7,7 @@
 //! makes its receiver read the table (it is dropped, as UD allows), and a process that has UD QPs
 //! reads it once a second in any case.
 
-use crate::control_endpoint::ControlAddr;
+use crate::control_endpoint::{Class, ControlAddr};
 use crate::core::Core;
 use crate::datagram;
 use crate::qp::Qp;
@@ -109,7 +109,8 @@ pub(crate) fn tell_all(core: &Core<Qp>) {
             };
             let (from, to) =
                 (of(core.nics.gid(local), core.incarnation), of(nic.gid, *incarnation));
-            let addr = ControlAddr { gid: nic.gid, qpn: nic.control_qpn };
+            let class = Class::default();
+            let addr = ControlAddr { gid: nic.gid, qpn: nic.control_qpn, class };
             core.control.send(&core.nics, local, addr, &Message { from, to, body: Body::Moved });
         }
     }

@@ -8,7 +8,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use unbroken_types::Gid;
 use unbroken_verbs::{
-    Capabilities, Device, DeviceAttr, EventSink, KeyRow, MemoryDomain, PortAttr, Result, UdAliases,
+    Capabilities, Device, DeviceAttr, EventSink, KeyAnswer, MemoryDomain, PortAttr, Result,
+    UdAliases,
 };
 
 /// The NICs of this process's host.
@@ -27,6 +28,21 @@ pub trait NicSet: Send + Sync {
     fn capabilities(&self, i: usize) -> Capabilities;
     /// The GID of NIC `i`, known before it is opened.
     fn gid(&self, i: usize) -> Gid;
+    /// The GID by which peers reach NIC `i` now. [`NicSet::gid`] is its name, and stays.
+    fn address(&self, i: usize) -> Gid {
+        self.gid(i)
+    }
+    /// The program connects a queue pair by the GID at that index of NIC `i`'s port 1: peers are in
+    /// that network. Gives whether an address is another now.
+    fn follow(&self, i: usize, index: u8) -> bool {
+        let _ = (i, index);
+        false
+    }
+    /// Bytes of the program's regions that are registered on NIC `i`, where each NIC has its own.
+    fn registered_bytes(&self, i: usize) -> u64 {
+        let _ = i;
+        0
+    }
     /// The GID of port 1 of the NIC, of whatever host, that has a port with this GID: QPNs are a
     /// NIC's, whichever port carries its QPs.
     fn first_port(&self, gid: Gid) -> Gid;
@@ -54,7 +70,7 @@ pub trait NicSet: Send + Sync {
     fn prepare(&self, _on: Vec<Vec<usize>>) {}
     /// By which keys a region is known on each NIC whose contexts of NIC `i` know it by this one,
     /// where keys are a NIC's own.
-    fn keys(&self, i: u8, rkey: u32) -> Option<KeyRow>;
+    fn keys(&self, i: u8, rkey: u32) -> KeyAnswer;
     /// Which set of keys NIC `i` has ([`unbroken_types::NicKey`]); 0 where keys are good on all
     /// NICs.
     fn key_set(&self, i: usize) -> u16;

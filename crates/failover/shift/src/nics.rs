@@ -14,7 +14,7 @@ use unbroken_directory::{NicRecord, PortRecord, ProcessRecord, MAX_PORTS};
 use unbroken_events::{NicCounters, NicStatus};
 use unbroken_types::{Gid, PdHandle};
 use unbroken_verbs::{
-    Capabilities, CompChannel, Device, DeviceAttr, EventSink, KeyRow, Leftovers, MemoryDomain,
+    Capabilities, CompChannel, Device, DeviceAttr, EventSink, KeyAnswer, Leftovers, MemoryDomain,
     PortAttr, PortState, Result,
 };
 
@@ -111,6 +111,12 @@ impl NicTable {
         self.nics.gid(i)
     }
 
+    /// The program connects a QP of NIC `i` by that GID of its table. Gives whether the addresses of
+    /// NICs are others now, which peers have to be told.
+    pub(crate) fn follow(&self, i: usize, sgid_index: u8) -> bool {
+        self.nics.follow(i, sgid_index)
+    }
+
     /// The NIC with that GID.
     pub(crate) fn index_of(&self, gid: Gid) -> Option<usize> {
         (0..self.count()).find(|i| self.gid(*i) == gid)
@@ -158,7 +164,7 @@ impl NicTable {
     }
 
     /// By which keys a region of ours is known on our NICs.
-    pub(crate) fn keys(&self, nic: u8, rkey: u32) -> Option<KeyRow> {
+    pub(crate) fn keys(&self, nic: u8, rkey: u32) -> KeyAnswer {
         self.nics.keys(nic, rkey)
     }
 
@@ -266,11 +272,12 @@ impl NicTable {
         let counters = device.map(|device| device.counters()).unwrap_or_default();
         NicStatus {
             nic: self.name(i),
-            addr: self.gid(i).to_string(),
+            addr: self.nics.address(i).to_string(),
             device: "verbs".into(),
             state: state.into(),
             faults: Vec::new(),
             pids: vec![std::process::id()],
+            registered_bytes: self.nics.registered_bytes(i),
             counters: NicCounters {
                 tx_bytes: counters.tx_bytes,
                 rx_bytes: counters.rx_bytes,
@@ -353,6 +360,7 @@ impl NicTable {
             .map(|i| NicRecord {
                 index: i as u32,
                 gid: self.gid(i),
+                address: self.nics.address(i),
                 control_qpn: self.endpoint(i).map_or(0, |e| e.addr().qpn),
                 key_set: self.key_set(i),
                 name: self.name(i),

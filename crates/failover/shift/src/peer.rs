@@ -5,7 +5,7 @@
 //! worker again when a path is probed, or a QP has waited for the peer or hears what only the
 //! directory can explain: a NIC that was healed has a new endpoint.
 
-use crate::control_endpoint::ControlAddr;
+use crate::control_endpoint::{Class, ControlAddr};
 use crate::lock::lock;
 use crate::nics::NicTable;
 use std::collections::HashMap;
@@ -22,14 +22,16 @@ use unbroken_verbs::RemoteKeys;
 pub(crate) struct PeerNic {
     /// Its name, for people.
     pub(crate) name: String,
+    /// What it is called by in messages.
+    pub(crate) gid: Gid,
     /// Its ports, and where they take control messages: QPN 0 while they do not. Port 1 is always
     /// there.
     pub(crate) ports: Vec<ControlAddr>,
 }
 
 impl PeerNic {
-    /// Its address: that of port 1.
-    pub(crate) fn gid(&self) -> Gid {
+    /// Where it is reached: at port 1.
+    pub(crate) fn address(&self) -> Gid {
         self.ports[0].gid
     }
 }
@@ -42,6 +44,8 @@ pub(crate) struct Peer {
     ended: AtomicBool,
     /// Whether the paths to it live. Innermost lock.
     health: Mutex<PeerHealth>,
+    /// How data to it is treated, by the QP that was connected last.
+    class: Mutex<Class>,
     /// By which keys its memory is known on its NICs, where that matters.
     pub(crate) keys: Arc<RemoteKeys>,
 }
@@ -57,9 +61,9 @@ impl Peer {
         lock(&self.nics).len().min(255) as u8
     }
 
-    /// The index of the NIC with that address.
+    /// The index of the NIC that is called so.
     pub(crate) fn index_of(&self, gid: Gid) -> Option<u8> {
-        lock(&self.nics).iter().take(255).position(|n| n.gid() == gid).map(|i| i as u8)
+        lock(&self.nics).iter().take(255).position(|n| n.gid == gid).map(|i| i as u8)
     }
 
     /// Where NIC `i` takes control messages, if it does.
@@ -69,7 +73,18 @@ impl Peer {
 
     /// The port of NIC `i` in that port pair.
     pub(crate) fn port(&self, i: u8, pair: u8) -> Option<ControlAddr> {
-        lock(&self.nics).get(usize::from(i))?.ports.get(usize::from(pair)).copied()
+        let port = lock(&self.nics).get(usize::from(i))?.ports.get(usize::from(pair)).copied()?;
+        Some(ControlAddr { class: self.class(), ..port })
+    }
+
+    /// How data to it is treated.
+    pub(crate) fn class(&self) -> Class {
+        *lock(&self.class)
+    }
+
+    /// A QP was connected to it whose packets are treated so.
+    pub(crate) fn set_class(&self, class: Class) {
+        *lock(&self.class) = class;
     }
 
     /// How many ports NIC `i` has.
@@ -135,13 +150,13 @@ impl Peer {
         nics.sort_by_key(|n| n.index);
         nics.iter().for_each(|n| self.keys.opened(n.index as u8, n.key_set));
         let ports = |n: &NicRecord| {
-            let first = ControlAddr { gid: n.gid, qpn: n.control_qpn };
-            let further =
-                n.further_ports.iter().map(|p| ControlAddr { gid: p.gid, qpn: p.control_qpn });
+            let at = |gid, qpn| ControlAddr { gid, qpn, class: Class::default() };
+            let first = at(n.address, n.control_qpn);
+            let further = n.further_ports.iter().map(|p| at(p.gid, p.control_qpn));
             std::iter::once(first).chain(further).collect()
         };
-        *lock(&self.nics) =
-            nics.iter().map(|n| PeerNic { name: n.name.clone(), ports: ports(n) }).collect();
+        let nic = |n: &NicRecord| PeerNic { name: n.name.clone(), gid: n.gid, ports: ports(n) };
+        *lock(&self.nics) = nics.iter().map(nic).collect();
     }
 }
 
@@ -158,7 +173,8 @@ impl Peers {
         }
         let health = Mutex::new(PeerHealth::new(HealthConfig::default()));
         let (nics, ended) = (Mutex::default(), AtomicBool::new(false));
-        let peer = Arc::new(Peer { incarnation, nics, ended, health, keys: Arc::default() });
+        let (class, keys) = Default::default();
+        let peer = Arc::new(Peer { incarnation, nics, ended, health, class, keys });
         peer.update(record);
         let mut map = lock(&self.0);
         // Peers that no QP uses any more are forgotten, so the table is bounded by the QPs.

@@ -26,6 +26,7 @@ use crate::backups::Backup;
 use crate::contexts::ContextState;
 use crate::core::Core;
 use crate::datagram::Datagram;
+use crate::fitness::Unfit;
 use crate::link::Link;
 use crate::lock::lock;
 use crate::qps::LogicalId;
@@ -146,6 +147,8 @@ pub struct Qp {
     nic: usize,
     qpn: u32,
     pub(crate) init: QpInit,
+    /// NICs that it cannot go to.
+    pub(crate) unfit: Unfit,
     gate: Mutex<Gate>,
     /// Who made it looks after its failures, and wanted no protection.
     is_plain: bool,

@@ -24,7 +24,7 @@ use unbroken_types::{
 };
 use unbroken_verbs::{
     Backlog, Capabilities, CompChannel, Cq, Device, DeviceAttr, DeviceCounters, DeviceEvent,
-    DeviceQp, Error, EventSink, KeyRow, LimitHook, MemoryDomain, MrKeys, OverrunHook, PortAttr,
+    DeviceQp, Error, EventSink, KeyAnswer, LimitHook, MemoryDomain, MrKeys, OverrunHook, PortAttr,
     QpEvent, QpInit, QpModify, QpSnapshot, RcModify, RecvWr, Result, ResumableQp, SendBatch,
     SendWr, Srq, SrqAttr, UdAliases,
 };

@@ -108,7 +108,7 @@ fn ask_for(core: &Core<Qp>, peer: &Peer, path: SlotPath, wanted: &[(u8, u32)]) {
     };
     let of = |gid, incarnation| Endpoint { gid, qpn: 0, incarnation, connection: 0 };
     let (from, at) =
-        (of(core.nics.gid(path.local.into()), core.incarnation), of(there.gid(), peer.incarnation));
+        (of(core.nics.gid(path.local.into()), core.incarnation), of(there.gid, peer.incarnation));
     for (nic, rkey) in wanted {
         let body = Body::AskKey(KeyName { nic: *nic, rkey: *rkey });
         core.control.send(&core.nics, path.local.into(), to, &Message { from, to: at, body });

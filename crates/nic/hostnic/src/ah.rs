@@ -2,9 +2,9 @@
 //!
 //! Making one asks the network for the peer's link address, which takes seconds where nobody
 //! answers. A program that sends a datagram waits for that, as for its own `ibv_create_ah`. What
-//! carries messages of failover never does: for such a QP handles are made by a thread of the
-//! device ([`Resolver`]), and a datagram to where none is yet is refused, so that its sender says
-//! it again. They are asked for ahead ([`AddressHandles::prepare`]), while everything works.
+//! carries messages of failover never does: for such a QP handles are made by threads of the device
+//! ([`crate::resolver`]), and a datagram to where none is yet is refused, so that its sender says it
+//! again. They are asked for ahead ([`AddressHandles::prepare`]), while everything works.
 //!
 //! ```text
 //! unknown ──> asked ──> handle ──(older than REFRESH)──> asked, the old one is used meanwhile
@@ -18,10 +18,10 @@
 use crate::context::Context;
 use crate::library::null_error;
 use crate::memory::HostMemory;
+use crate::resolver::{Doubt, Resolver};
 use crate::{lock, Object};
 use std::collections::HashMap;
-use std::sync::mpsc::{sync_channel, Receiver, SyncSender};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use unbroken_types::{Gid, PathAttr, UdDest};
 use unbroken_verbs::abi::{ibv_ah, ibv_ah_attr, ibv_pd};
@@ -30,9 +30,8 @@ use unbroken_verbs::{Error, Result};
 /// Handles that are kept. Then the half that was not used for longest is ended: some devices (rxe)
 /// look at a handle when the datagram leaves, and a datagram that waits has used one of the last.
 const MOST: usize = 4096;
-/// Addresses that wait for a device's thread.
-const MOST_ASKED: usize = 1024;
-/// For so long an address that could not be resolved is not tried again by a program's datagrams.
+/// For so long an address that could not be resolved is not tried again; twice that each time where
+/// threads try.
 const UNREACHED: Duration = Duration::from_secs(1);
 /// The peer's link address may be another after this time; who has not answered may answer by then.
 const REFRESH: Duration = Duration::from_secs(10);
@@ -42,8 +41,10 @@ struct Known {
     handle: Option<Object<ibv_ah>>,
     /// As of then.
     since: Instant,
-    /// The thread has been asked, or somebody is at it.
+    /// The threads have been asked, or somebody is at it.
     asked: bool,
+    /// How often it was not made, since it was last.
+    failures: u32,
     /// When it was used last, or entered: in [`Handles::uses`].
     used: u64,
 }
@@ -66,7 +67,7 @@ struct Handles {
 impl Handles {
     fn fresh(&mut self, asked: bool) -> Known {
         self.uses += 1;
-        Known { handle: None, since: Instant::now(), asked, used: self.uses }
+        Known { handle: None, since: Instant::now(), asked, failures: 0, used: self.uses }
     }
 
     /// Takes out the half that was not used for longest.
@@ -79,9 +80,11 @@ impl Handles {
     }
 }
 
-/// What the thread needs, too.
-struct Table {
+/// What the threads need, too.
+pub(crate) struct Table {
     context: Arc<Context>,
+    /// The device's own.
+    gid: Gid,
     pd: Object<ibv_pd>,
     /// While a handle is made its protection domain is not ended with the device.
     _memory: Arc<HostMemory>,
@@ -92,35 +95,18 @@ struct Table {
 pub(crate) struct AddressHandles {
     table: Arc<Table>,
     /// Who makes them; none: whoever sends.
-    resolver: Option<Arc<Resolver>>,
+    resolver: Option<Arc<AhResolver>>,
 }
 
-/// The thread of a device that makes handles. It is started when the first is wanted, and ends with
-/// the device.
-#[derive(Default)]
-pub(crate) struct Resolver {
-    jobs: OnceLock<Option<SyncSender<Job>>>,
-}
+/// The threads of a device that make handles.
+pub(crate) type AhResolver = Resolver<(Arc<Table>, PathAttr)>;
 
-type Job = (Arc<Table>, PathAttr);
-
-impl Resolver {
-    /// False: it has too much to do, or cannot be started.
-    fn ask(&self, table: &Arc<Table>, path: PathAttr) -> bool {
-        let jobs = self.jobs.get_or_init(|| {
-            let (sender, jobs) = sync_channel(MOST_ASKED);
-            let name = format!("unb-a-{}", table.context.name);
-            unbroken_process::spawn(&name, move || resolve(&jobs)).ok().map(|_| sender)
-        });
-        jobs.as_ref().is_some_and(|jobs| jobs.try_send((table.clone(), path)).is_ok())
-    }
-}
-
-fn resolve(jobs: &Receiver<Job>) {
-    while let Ok((table, path)) = jobs.recv() {
+/// Those threads, none of which is started yet.
+pub(crate) fn resolver() -> Arc<AhResolver> {
+    Arc::new(Resolver::new(|(table, path): (Arc<Table>, PathAttr)| {
         let made = table.make(path);
         table.enter(path, made.ok());
-    }
+    }))
 }
 
 impl Table {
@@ -147,6 +133,7 @@ impl Table {
         let fresh = handles.fresh(false);
         let known = handles.by_path.entry(path).or_insert(fresh);
         (known.since, known.asked) = (Instant::now(), false);
+        known.failures = if made.is_some() { 0 } else { known.failures.saturating_add(1) };
         let old = match made {
             Some(_) => std::mem::replace(&mut known.handle, made),
             None => None,
@@ -167,13 +154,14 @@ impl Table {
 
 impl AddressHandles {
     pub(crate) fn new(
-        context: &Arc<Context>,
+        (context, gid): (&Arc<Context>, Gid),
         pd: *mut ibv_pd,
         memory: &Arc<HostMemory>,
-        resolver: Option<Arc<Resolver>>,
+        resolver: Option<Arc<AhResolver>>,
     ) -> AddressHandles {
         let table = Table {
             context: context.clone(),
+            gid,
             pd: Object(pd),
             _memory: memory.clone(),
             handles: Mutex::default(),
@@ -204,7 +192,15 @@ impl AddressHandles {
         }
     }
 
-    /// The thread is to make the handle that leads to `to`, if there is none.
+    /// The threads are to make a handle, which was not made so often.
+    fn ask(&self, resolver: &AhResolver, path: PathAttr, failures: u32) -> bool {
+        let bits = |gid: Gid| u128::from_be_bytes(gid.0);
+        let alike = (bits(self.table.gid) ^ bits(path.dest_gid)).leading_zeros();
+        let doubt = Doubt { failures, distance: u128::BITS - alike };
+        resolver.ask(&self.table.context.name, doubt, (self.table.clone(), path))
+    }
+
+    /// The threads are to make the handle that leads to `to`, if there is none.
     pub(crate) fn prepare(&self, port: u8, to: &UdDest) {
         if self.resolver.is_some() {
             // Nobody waits for it.
@@ -223,8 +219,12 @@ impl AddressHandles {
                 return Err(self.table.no_way(path.dest_gid, " a moment ago"));
             }
             (Some(known), Some(resolver)) => {
-                let old = known.since.elapsed() >= REFRESH;
-                known.asked |= old && !known.asked && resolver.ask(&self.table, path);
+                let pause = match &known.handle {
+                    Some(_) => REFRESH,
+                    None => (UNREACHED * (1 << known.failures.min(4))).min(REFRESH),
+                };
+                let old = known.since.elapsed() >= pause;
+                known.asked |= old && !known.asked && self.ask(resolver, path, known.failures);
                 return Ok(false);
             }
             _ if !room => {
@@ -233,7 +233,7 @@ impl AddressHandles {
             _ => {}
         }
         let Some(resolver) = &self.resolver else { return Ok(true) };
-        let asked = resolver.ask(&self.table, path);
+        let asked = self.ask(resolver, path, 0);
         let fresh = handles.fresh(asked);
         handles.by_path.insert(path, fresh);
         Ok(false)

@@ -6,12 +6,13 @@ use std::ffi::c_int;
 use std::mem::zeroed;
 use std::os::fd::RawFd;
 use std::ptr::null_mut;
+use std::sync::OnceLock;
 use unbroken_types::{Gid, GidType, LinkLayer, Mtu};
 use unbroken_verbs::abi::*;
 use unbroken_verbs::{DeviceAttr, Error, GidEntry, PortAttr, PortState, Result};
 
-/// GIDs of a port that are looked at. Tables have up to 256 entries, nearly all empty.
-pub const MAX_GIDS: c_int = 64;
+/// GIDs of a port that are looked at: as many as an address handle can name.
+pub const MAX_GIDS: c_int = 256;
 /// What programs may send inline, at most; a provider that has less refuses the QP.
 const MAX_INLINE_BYTES: u32 = 512;
 
@@ -24,6 +25,8 @@ pub(crate) struct Context {
     pub(crate) node_guid: u64,
     /// InfiniBand or RoCE: it has the GIDs and queue pairs that failover needs.
     pub(crate) is_channel_adapter: bool,
+    /// What [`Context::resizes_cqs`] has found.
+    resizes_cqs: OnceLock<bool>,
 }
 
 /// A port as its device tells it, word for word.
@@ -93,6 +96,7 @@ impl Context {
             name,
             node_guid: u64::from_be(guid),
             is_channel_adapter: kind == IBV_NODE_CA,
+            resizes_cqs: OnceLock::new(),
         })
     }
 
@@ -112,6 +116,22 @@ impl Context {
             }
             made
         }
+    }
+
+    /// Whether the provider can change the size of a CQ: asked once, with one that is not used.
+    pub(crate) fn resizes_cqs(&self) -> bool {
+        *self.resizes_cqs.get_or_init(|| {
+            // SAFETY: an open context; the CQ is ended at once, if there is one.
+            unsafe {
+                let cq = self.library.create_cq(self.raw(), 1, null_mut(), null_mut(), 0);
+                if cq.is_null() {
+                    return true; // the next will say why
+                }
+                let done = self.library.resize_cq(cq, (*cq).cqe.saturating_add(1)) == 0;
+                self.library.destroy_cq(cq);
+                done
+            }
+        })
     }
 
     pub(crate) fn raw(&self) -> *mut ibv_context {
@@ -224,18 +244,22 @@ impl Context {
     fn gid_entry(&self, port: u8, layer: LinkLayer, index: c_int) -> GidEntry {
         let mut gid = ibv_gid { raw: [0; 16] };
         let mut kind = 0;
-        // SAFETY: an open context and live locals.
-        let found = unsafe {
-            self.library.query_gid(self.raw(), port, index, &mut gid) == 0
-                && self.library.query_gid_type(self.raw(), port, index as u32, &mut kind) == 0
-        };
+        // SAFETY: an open context and a live local.
+        let found = unsafe { self.library.query_gid(self.raw(), port, index, &mut gid) == 0 };
+        // SAFETY: all bytes are there, whichever part was written.
+        let mut gid = if found { Gid(unsafe { gid.raw }) } else { Gid::default() };
+        // SAFETY: as above. Most entries of a table are empty, and need no second question.
+        let typed = gid != Gid::default()
+            && unsafe { self.library.query_gid_type(self.raw(), port, index as u32, &mut kind) }
+                == 0;
+        if !typed {
+            gid = Gid::default();
+        }
         let kind = match (layer, kind) {
             (LinkLayer::Infiniband, _) => GidType::Infiniband,
             (_, IBV_GID_TYPE_SYSFS_ROCE_V2) => GidType::RoceV2,
             _ => GidType::RoceV1,
         };
-        // SAFETY: all bytes are there, whichever part was written.
-        let gid = if found { Gid(unsafe { gid.raw }) } else { Gid::default() };
         GidEntry { gid, kind }
     }
 }

@@ -13,19 +13,43 @@ pub(crate) fn interface_of(device: &str) -> Option<String> {
     Some(text.trim().to_owned()).filter(|name| !name.is_empty())
 }
 
-/// The devices of the kernel that are of iWARP and not of a channel adapter, by their names.
-pub fn iwarp_devices() -> Vec<String> {
-    iwarp_in(Path::new(SYSFS))
+/// A device that is none of InfiniBand or RoCE: it lacks the GIDs or the queue pairs that failover
+/// needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OtherDevice {
+    /// Its name.
+    pub name: String,
+    /// What it is, for people.
+    pub kind: &'static str,
 }
 
-fn iwarp_in(folder: &Path) -> Vec<String> {
+/// Those devices that the kernel has, by their names.
+pub fn other_devices() -> Vec<OtherDevice> {
+    others_in(Path::new(SYSFS))
+}
+
+fn others_in(folder: &Path) -> Vec<OtherDevice> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
-    let kind = |path: PathBuf| std::fs::read_to_string(path.join("node_type")).unwrap_or_default();
-    let iwarp = entries.flatten().filter(|entry| kind(entry.path()).trim().ends_with("RNIC"));
-    let mut names: Vec<String> =
-        iwarp.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
-    names.sort_unstable();
-    names
+    let other = |entry: std::fs::DirEntry| {
+        let node_type = std::fs::read_to_string(entry.path().join("node_type")).unwrap_or_default();
+        let kind = kind_of(node_type.trim())?;
+        Some(OtherDevice { name: entry.file_name().to_string_lossy().into_owned(), kind })
+    };
+    let mut found: Vec<OtherDevice> = entries.flatten().filter_map(other).collect();
+    found.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+    found
+}
+
+/// What a device is by the kernel's word, `4: RNIC`; none for a channel adapter, and where the word
+/// is missing.
+fn kind_of(node_type: &str) -> Option<&'static str> {
+    match node_type.split_once(':')?.0.trim() {
+        "1" | "2" | "3" => None,
+        "4" => Some("iWARP"),
+        "5" | "6" => Some("usNIC"),
+        // EFA is one.
+        _ => Some("a device of its own kind"),
+    }
 }
 
 /// How many devices the kernel has.
@@ -77,14 +101,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn iwarp_is_told_by_the_kind_of_node() {
+    fn what_is_no_channel_adapter_is_told_by_the_kind_of_node() {
         let folder = tempfile::tempdir().unwrap();
-        for (name, kind) in [("siw1", "4: RNIC\n"), ("mlx5_0", "1: CA\n"), ("siw0", "4: RNIC\n")] {
+        let devices = [
+            ("siw1", "4: RNIC\n"),
+            ("mlx5_0", "1: CA\n"),
+            ("siw0", "4: RNIC\n"),
+            ("rdmap0s6", "7: <unknown>\n"),
+        ];
+        for (name, kind) in devices {
             std::fs::create_dir(folder.path().join(name)).unwrap();
             std::fs::write(folder.path().join(name).join("node_type"), kind).unwrap();
         }
         std::fs::create_dir(folder.path().join("strange")).unwrap();
-        assert_eq!(iwarp_in(folder.path()), ["siw0", "siw1"]);
-        assert!(iwarp_in(Path::new("/no/such/folder")).is_empty());
+        let found: Vec<(String, &str)> =
+            others_in(folder.path()).into_iter().map(|d| (d.name, d.kind)).collect();
+        let wanted =
+            [("rdmap0s6", "a device of its own kind"), ("siw0", "iWARP"), ("siw1", "iWARP")];
+        assert_eq!(found, wanted.map(|(name, kind)| (name.to_owned(), kind)));
+        assert!(others_in(Path::new("/no/such/folder")).is_empty());
     }
 }

@@ -15,9 +15,9 @@ use unbroken_types::Wc;
 use unbroken_verbs::abi::{ibv_comp_channel, ibv_cq, PollCq, ReqNotifyCq};
 use unbroken_verbs::{Cq, Error, Result, Source};
 
-/// Entries of the provider's queue at first: enough for most programs where the provider cannot
-/// change the size (siw).
-const FIRST_ENTRIES: u32 = 1024;
+/// Entries at least where the provider cannot change the size of a queue: enough for most programs.
+const FIXED_ENTRIES: u32 = 1024;
+
 /// See the module's text.
 pub(crate) struct HostCq {
     context: Arc<Context>,
@@ -49,7 +49,8 @@ impl HostCq {
         };
         // SAFETY: an open context; the field never changes.
         let vectors = unsafe { (*context.raw()).num_comp_vectors }.max(1) as u32;
-        let wanted = c_int::try_from(entries.max(FIRST_ENTRIES)).unwrap_or(c_int::MAX);
+        let enough = if context.resizes_cqs() { entries } else { entries.max(FIXED_ENTRIES) };
+        let wanted = c_int::try_from(enough.max(1)).unwrap_or(c_int::MAX);
         // SAFETY: an open context, and a channel of it or none.
         let raw = unsafe {
             context.library.create_cq(

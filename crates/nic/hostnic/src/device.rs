@@ -1,16 +1,18 @@
 //! An open device, and its thread.
 //!
-//! The thread sleeps on three descriptors: the context's asynchronous events, the completion
-//! channel, and one that ends it. It takes all events that are there (a provider's descriptor tells
+//! The thread sleeps on four descriptors: the context's asynchronous events, the completion
+//! channel, what tells of the device's removal ([`crate::removal`]), and one that ends it. It takes all events that are there (a provider's descriptor tells
 //! of new ones only), acknowledges each before it does anything about it, so that no destroyer
 //! waits for us, and tells the sink.
 
-use crate::ah::Resolver;
+use crate::ah::{resolver, AhResolver};
 use crate::context::Context;
 use crate::cq::HostCq;
+use crate::gids;
 use crate::library::{check, null_error};
 use crate::memory::HostMemory;
 use crate::qp::HostQp;
+use crate::removal::Removal;
 use crate::revival::Revival;
 use crate::srq::HostSrq;
 use crate::{lock, Object};
@@ -21,12 +23,12 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-use unbroken_types::{Gid, GidType, PathAttr, PdHandle};
+use unbroken_types::{Gid, PathAttr, PdHandle};
 use unbroken_verbs::abi::*;
 use unbroken_verbs::{
     Capabilities, CompChannel, Cq, Device, DeviceCounters, DeviceEvent, DeviceQp, Error, EventFd,
-    EventSink, GidEntry, Leftovers, LimitHook, MemoryDomain, OverrunHook, Owner, PortAttr,
-    PortEvent, PortState, QpEvent, QpInit, Result, ResumableQp, Srq, SrqAttr,
+    EventSink, Leftovers, LimitHook, MemoryDomain, OverrunHook, Owner, PortAttr, PortEvent,
+    PortState, QpEvent, QpInit, Result, ResumableQp, Srq, SrqAttr,
 };
 
 /// The only port that QPs use.
@@ -49,14 +51,15 @@ pub(crate) struct Shared {
     /// The port as it was when an event last spoke of it, and whether it is active.
     port: Mutex<PortAttr>,
     port_active: AtomicBool,
-    gid: Gid,
+    /// The GID that stands for the port, which may become another of its own.
+    address: Arc<Mutex<Gid>>,
     gid_index: AtomicU8,
     channel: Object<ibv_comp_channel>,
     cqs: Mutex<HashMap<u64, Weak<HostCq>>>,
     srqs: Mutex<Vec<Weak<HostSrq>>>,
     next_cookie: AtomicU64,
     /// Makes address handles for QPs that must not wait for them.
-    pub(crate) resolver: Arc<Resolver>,
+    pub(crate) resolver: Arc<AhResolver>,
     /// Who looks for the device once it is dead.
     revival: Arc<Revival>,
     end: EventFd,
@@ -74,32 +77,13 @@ pub(crate) struct HostDevice {
     thread: Mutex<Option<unbroken_process::Thread>>,
 }
 
-/// The GID by which peers reach a port, and its index: of RoCEv2 and IPv4 where there is one, of
-/// RoCEv2 else, or else the first.
-pub fn choose_gid(gids: &[GidEntry]) -> Option<(Gid, u8)> {
-    best_gid(gids, |_| true)
-}
-
-/// The same among those that are `wanted`.
-fn best_gid(gids: &[GidEntry], wanted: impl Fn(Gid) -> bool) -> Option<(Gid, u8)> {
-    let rank = |kind: GidType, gid: Gid| match kind {
-        GidType::RoceV2 if gid.to_ipv4().is_some() => 0,
-        GidType::RoceV2 if gid.0[..2] != [0xfe, 0x80] => 1,
-        GidType::RoceV2 => 2,
-        GidType::Infiniband => 3,
-        GidType::RoceV1 => 4,
-    };
-    gids.iter()
-        .enumerate()
-        .filter(|(index, entry)| entry.gid != Gid::default() && *index <= u8::MAX.into())
-        .filter(|(_, entry)| wanted(entry.gid))
-        .min_by_key(|(index, entry)| (rank(entry.kind, entry.gid), *index))
-        .map(|(index, entry)| (entry.gid, index as u8))
-}
-
 impl Shared {
     pub(crate) fn alive(&self) -> bool {
         self.alive.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn gid(&self) -> Gid {
+        *lock(&self.address)
     }
 
     fn look_at_port(&self) {
@@ -110,11 +94,10 @@ impl Shared {
         self.port_active.store(active, Ordering::Release);
     }
 
-    /// After a change of the table a GID has another place; one that has gone keeps its old. The
-    /// same address stands there once for each RoCE version.
+    /// After a change of the table a GID has another place; one that has gone keeps its old.
     fn look_for_gid(&self) {
         let Ok(mut port) = self.context.port(PORT) else { return };
-        if let Some((_, index)) = best_gid(&port.gids, |gid| gid == self.gid) {
+        if let Some(index) = gids::index_of(&port.gids, self.gid()) {
             self.gid_index.store(index, Ordering::Release);
         }
         let mut known = lock(&self.port);
@@ -222,13 +205,15 @@ impl Shared {
 
     /// The body of the thread.
     fn run(&self) {
-        let mut fds = [self.end.as_raw_fd(), self.context.async_fd(), self.channel_fd()]
+        let removal = Removal::of(&self.context);
+        let removed = removal.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+        let mut fds = [self.end.as_raw_fd(), self.context.async_fd(), self.channel_fd(), removed]
             .map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
         loop {
-            // SAFETY: three live entries.
+            // SAFETY: four live entries; one without a descriptor is left out.
             let n = unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as _, -1) };
             if n < 0 {
-                continue; // a signal; nothing else can be wrong with three open descriptors
+                continue; // a signal; nothing else can be wrong with open descriptors
             }
             if fds[0].revents != 0 {
                 return;
@@ -246,6 +231,10 @@ impl Shared {
                 if fds[2].revents & (libc::POLLERR | libc::POLLHUP) != 0 {
                     fds[2].fd = -1;
                 }
+            }
+            if fds[3].revents != 0 && removal.as_ref().is_some_and(Removal::is_gone) {
+                self.died();
+                fds[3].fd = -1;
             }
         }
     }
@@ -321,11 +310,11 @@ fn set_nonblocking(fd: RawFd) -> Result<()> {
 }
 
 impl HostDevice {
-    /// Opens NIC `index` over that context, reached by that GID.
+    /// Opens NIC `index` over that context, reached by the GID of that address.
     pub(crate) fn open(
         index: usize,
         context: Arc<Context>,
-        gid: Gid,
+        address: Arc<Mutex<Gid>>,
         (counters, revival): (crate::counters::CounterFiles, Arc<Revival>),
         sink: Arc<dyn EventSink>,
     ) -> Result<HostDevice> {
@@ -343,14 +332,14 @@ impl HostDevice {
             alive: AtomicBool::new(true),
             port,
             port_active: AtomicBool::new(false),
-            gid,
+            address,
             gid_index: AtomicU8::new(0),
             undestroyed: AtomicU32::new(0),
             channel: Object(channel),
             cqs: Mutex::default(),
             srqs: Mutex::default(),
             next_cookie: AtomicU64::new(1),
-            resolver: Arc::default(),
+            resolver: resolver(),
             revival,
             end: EventFd::new(false, true)?,
             counters,
@@ -364,6 +353,11 @@ impl HostDevice {
             .map_err(|e| Error::os("a thread for events cannot be started", &e))?;
         let thread = Mutex::new(Some(thread));
         Ok(HostDevice { shared, memory, owner: Owner::device(), thread })
+    }
+
+    /// The port's address is another now.
+    pub(crate) fn address_changed(&self) {
+        self.shared.look_for_gid();
     }
 
     /// As if the provider had told that event of the device or its port.
@@ -385,7 +379,7 @@ impl Device for HostDevice {
     }
 
     fn gid(&self) -> Gid {
-        self.shared.gid
+        self.shared.gid()
     }
 
     /// What the kernel tells of the device: completions stay with the provider until they are
@@ -493,45 +487,5 @@ impl Drop for HostDevice {
         if let Some(thread) = thread.filter(|t| !t.is_current()) {
             thread.join();
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use unbroken_types::{LinkLayer, Mtu};
-
-    fn port(gids: &[(&str, GidType)]) -> PortAttr {
-        let entry = |(text, kind): &(&str, GidType)| {
-            let gid = text.parse().map_or_else(|_| Gid::default(), Gid::from_ip);
-            GidEntry { gid, kind: *kind }
-        };
-        PortAttr {
-            state: PortState::Active,
-            max_mtu: Mtu::B4096,
-            active_mtu: Mtu::B1024,
-            gids: gids.iter().map(entry).collect(),
-            max_msg_sz: 1 << 30,
-            link_layer: LinkLayer::Ethernet,
-            lid: 0,
-            sm_lid: 0,
-        }
-    }
-
-    #[test]
-    fn peers_are_told_the_address_that_is_routed() {
-        use GidType::{RoceV1, RoceV2};
-        let usual = port(&[
-            ("fe80::1", RoceV1),
-            ("fe80::1", RoceV2),
-            ("10.0.0.1", RoceV1),
-            ("10.0.0.1", RoceV2),
-        ]);
-        assert_eq!(choose_gid(&usual.gids).unwrap().1, 3);
-        let local = usual.gids[0].gid;
-        assert_eq!(best_gid(&usual.gids, |gid| gid == local).unwrap().1, 1, "RoCE v2, too");
-        let v6 = port(&[("fe80::1", RoceV2), ("", RoceV1), ("fd00::1", RoceV2)]);
-        assert_eq!(choose_gid(&v6.gids).unwrap().1, 2);
-        assert_eq!(choose_gid(&port(&[("", RoceV1)]).gids), None);
     }
 }

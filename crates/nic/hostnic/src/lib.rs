@@ -32,21 +32,24 @@ mod counters;
 mod cq;
 mod device;
 mod faults;
+mod gids;
 pub mod inside;
 mod library;
 mod memory;
 mod nics;
 mod qp;
+mod removal;
+mod resolver;
 mod revival;
 mod srq;
 
 pub use context::{PortView, MAX_GIDS};
-pub use counters::iwarp_devices;
-pub use device::choose_gid;
+pub use counters::{other_devices, OtherDevice};
 pub use faults::{
     interface_of_link, DeviceFault, DeviceFaultForm, DeviceFaults, Harm, SetFault, Taker, When,
     DEVICE_FAULT_FORMS,
 };
+pub use gids::{choose_gid, GidChoice};
 pub use nics::{HostNics, Wanted};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,16 +1,21 @@
 //! The devices that were asked for.
 
 use crate::context::{Context, PortView};
-use crate::counters::{device_count, interface_of, iwarp_devices, CounterFiles, SYSFS};
-use crate::device::{choose_gid, HostDevice};
+use crate::counters::{
+    device_count, interface_of, other_devices, CounterFiles, OtherDevice, SYSFS,
+};
+use crate::device::HostDevice;
 use crate::faults::watch::Watch;
+use crate::gids::{self, Followed, GidChoice};
 use crate::library::Library;
 use crate::lock;
-use crate::revival::Revival;
+use crate::revival::{Identity, Revival};
 use std::collections::HashMap;
 use std::ffi::{c_void, CStr};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
+use unbroken_log::{tell, Level, Part};
 use unbroken_runtime::Runtime;
 use unbroken_types::Gid;
 use unbroken_verbs::abi::{ibv_context, ibv_device_attr};
@@ -52,32 +57,42 @@ impl Wanted {
         Ok(Wanted::Named(names))
     }
 
-    /// The devices that are wanted, if all of them are of iWARP: their connections are made by
-    /// rdma_cm with QPs of the kernel's own, so programs must have them as they are. A mixture is
-    /// left to [`HostNics::new`].
-    pub fn only_iwarp(&self) -> Option<Vec<String>> {
-        only_iwarp(self, iwarp_devices(), device_count())
+    /// The devices that are wanted, if none of them is of InfiniBand or RoCE: programs must have
+    /// those as they are. (The connections of iWARP are made by rdma_cm with QPs of the kernel's
+    /// own; EFA has no RC.) A mixture is left to [`HostNics::new`].
+    pub fn only_others(&self) -> Option<Vec<OtherDevice>> {
+        only_others(self, other_devices(), device_count())
     }
 }
 
-fn only_iwarp(wanted: &Wanted, iwarp: Vec<String>, count: usize) -> Option<Vec<String>> {
+fn only_others(
+    wanted: &Wanted,
+    others: Vec<OtherDevice>,
+    count: usize,
+) -> Option<Vec<OtherDevice>> {
+    let is_other = |name: &String| others.iter().any(|other| other.name == *name);
     let only = match wanted {
-        Wanted::All => iwarp.len() == count,
-        Wanted::Named(names) => names.iter().all(|name| iwarp.contains(name)),
+        Wanted::All => others.len() == count,
+        Wanted::Named(names) => names.iter().all(is_other),
     };
-    Some(iwarp).filter(|iwarp| only && !iwarp.is_empty())
+    Some(others).filter(|others| only && !others.is_empty())
 }
 
 /// What is known of a device, open or not.
 struct Nic {
     name: String,
+    identity: Identity,
     attr: DeviceAttr,
+    /// What it is called by, from the first to the last.
     gid: Gid,
+    /// By which GID peers reach it now.
+    address: Arc<Mutex<Gid>>,
     /// The context that it was looked at by, until it is opened.
     first: Mutex<Option<Arc<Context>>>,
     open: Mutex<Weak<HostDevice>>,
-    /// The context that is in use, or was the last: for questions.
-    last: Mutex<Arc<Context>>,
+    /// The context that is in use, for questions. It must not outlive the device: the kernel does
+    /// not take a device away before its last context is closed.
+    last: Mutex<Weak<Context>>,
 }
 
 /// Devices of the machine.
@@ -86,11 +101,14 @@ pub struct HostNics {
     revival: Arc<Revival>,
     /// Where they take faults.
     faults: OnceLock<Arc<Watch>>,
+    /// By which network peers reach them is settled.
+    settled: AtomicBool,
 }
 
 impl HostNics {
-    /// Looks at the devices that are wanted. ENODEV where there is none, or a name is none.
-    pub fn new(wanted: &Wanted) -> Result<HostNics> {
+    /// Looks at the devices that are wanted. ENODEV where there is none, or a name is none, or none
+    /// has a GID that is allowed.
+    pub fn new(wanted: &Wanted, choice: Option<&GidChoice>) -> Result<HostNics> {
         let named = |name: &str| match wanted {
             Wanted::All => true,
             Wanted::Named(names) => names.iter().any(|other| other == name),
@@ -98,25 +116,19 @@ impl HostNics {
         let chosen = choose(wanted, Context::open_each(named)?, |c| c.is_channel_adapter)?;
         if let Some(c) = chosen.iter().find(|c| !c.is_channel_adapter) {
             return Err(Error::unsupported(format!(
-                "{}: iWARP is not protected, and not beside devices that are: name only one kind",
+                "{}: neither InfiniBand nor RoCE, which is not protected, and not beside devices \
+                 that are: name only one kind",
                 c.name
             )));
         }
-        let looked_at = chosen.into_iter().take(MAX_NICS).map(|c| Nic::of(Arc::new(c)));
+        let looked_at = chosen.into_iter().take(MAX_NICS).map(|c| Nic::of(Arc::new(c), choice));
         let nics: Vec<Nic> = match wanted {
-            // One that has no address, say, is no reason to do without the others.
-            Wanted::All => looked_at.filter_map(Result::ok).collect(),
+            Wanted::All => usable(looked_at)?,
             Wanted::Named(_) => looked_at.collect::<Result<_>>()?,
         };
-        if nics.is_empty() {
-            return Err(Error::new(
-                libc::ENODEV,
-                "this machine has no RDMA device that can be protected (`ibv_devices` lists those \
-                 that there are)",
-            ));
-        }
-        let revival = Revival::new(nics.iter().map(|nic| nic.name.clone()).collect());
-        Ok(HostNics { nics, revival, faults: OnceLock::new() })
+        let revival = Revival::new(nics.iter().map(|nic| nic.identity.clone()).collect());
+        let settled = AtomicBool::new(choice.is_some());
+        Ok(HostNics { nics, revival, faults: OnceLock::new(), settled })
     }
 
     /// The devices that libibverbs lists, by name, and whether each can be opened. An error where
@@ -137,10 +149,17 @@ impl HostNics {
     }
 
     /// Has `ask` put a question to the device itself, through a context that is open meanwhile.
-    /// What it calls of libibverbs it must call by [`crate::inside::enter`].
-    pub fn with_context<T>(&self, i: usize, ask: impl FnOnce(*mut ibv_context) -> T) -> T {
-        let context = lock(&self.nics[i].last).clone();
-        ask(context.raw())
+    /// What it calls of libibverbs it must call by [`crate::inside::enter`]. An error where the
+    /// device is gone.
+    pub fn with_context<T>(&self, i: usize, ask: impl FnOnce(*mut ibv_context) -> T) -> Result<T> {
+        let context = self.context(i)?;
+        Ok(ask(context.raw()))
+    }
+
+    /// A context of NIC `i` for questions: that in use, or another.
+    fn context(&self, i: usize) -> Result<Arc<Context>> {
+        let in_use = lock(&self.nics[i].last).upgrade();
+        in_use.map_or_else(|| self.revival.open(i).map(Arc::new), Ok)
     }
 
     /// From now on, and before the first is opened, they take the faults that are set in that
@@ -164,14 +183,46 @@ impl HostNics {
         &self.nics[i].name
     }
 
-    /// The GID by which peers reach its port 1.
+    /// The GID that NIC `i` is called by. It stays.
     pub fn gid(&self, i: usize) -> Gid {
         self.nics[i].gid
     }
 
+    /// The GID by which peers reach port 1 of NIC `i` now.
+    pub fn address(&self, i: usize) -> Gid {
+        *lock(&self.nics[i].address)
+    }
+
+    /// The program connects a queue pair by that GID of NIC `i`. The first that it does so by says
+    /// in which network peers are: all NICs are reached there from now on. Gives whether an address
+    /// is another now.
+    pub fn follow(&self, i: usize, index: u8) -> bool {
+        if self.settled.load(Ordering::Acquire) {
+            return false;
+        }
+        let gids = |i| self.port(i, 1, false).map(|port| port.gids).unwrap_or_default();
+        let Some(followed) = Followed::of(self.name(i), &gids(i), index) else { return false };
+        if self.settled.swap(true, Ordering::AcqRel) || followed.gid == self.address(i) {
+            return false;
+        }
+        let mut changed = false;
+        for (j, nic) in self.nics.iter().enumerate() {
+            let closest = match j == i {
+                true => Some(followed.gid),
+                false => followed.closest(&nic.name, &gids(j)),
+            };
+            let Some(gid) = closest.filter(|gid| *gid != self.address(j)) else { continue };
+            *lock(&nic.address) = gid;
+            changed = true;
+            let open = lock(&nic.open).upgrade();
+            open.iter().for_each(|device| device.address_changed());
+        }
+        changed
+    }
+
     /// The GID at an index of its port 1's table now, if there is one.
     pub fn gid_at(&self, i: usize, index: u8) -> Option<Gid> {
-        lock(&self.nics[i].last).gid(1, index)
+        self.context(i).ok()?.gid(1, index)
     }
 
     /// Node GUID, host order.
@@ -186,7 +237,7 @@ impl HostNics {
 
     /// A port of NIC `i`, counted from 1. `usable`: it is told as active, whatever it is.
     pub fn port(&self, i: usize, port: u8, usable: bool) -> Result<PortAttr> {
-        let mut attr = lock(&self.nics[i].last).port(port)?;
+        let mut attr = self.context(i)?.port(port)?;
         if usable {
             attr.state = PortState::Active;
         }
@@ -195,12 +246,12 @@ impl HostNics {
 
     /// A port word for word, as the device tells it now.
     pub fn port_view(&self, i: usize, port: u8) -> Result<PortView> {
-        lock(&self.nics[i].last).port_view(port)
+        self.context(i)?.port_view(port)
     }
 
     /// The device's attributes word for word.
     pub fn device_attr(&self, i: usize) -> Result<ibv_device_attr> {
-        lock(&self.nics[i].last).device_attr()
+        self.context(i)?.device_attr()
     }
 
     /// Opens NIC `i`; EBUSY while it is open and alive.
@@ -215,13 +266,13 @@ impl HostNics {
         let first = self.revival.take(i).or_else(|| lock(&nic.first).take());
         let context = match first {
             Some(context) => context,
-            None => Arc::new(Context::open(&nic.name)?),
+            None => Arc::new(self.revival.open(i)?),
         };
-        *lock(&nic.last) = context.clone();
+        *lock(&nic.last) = Arc::downgrade(&context);
         let counters = CounterFiles::of(&nic.name);
         let life = faults.map(|_| Watch::begin_life(i, &context, sink.clone())).transpose()?;
         let more = (counters, self.revival.clone());
-        let device = Arc::new(HostDevice::open(i, context, nic.gid, more, sink)?);
+        let device = Arc::new(HostDevice::open(i, context, nic.address.clone(), more, sink)?);
         *open = Arc::downgrade(&device);
         Ok(match (faults, life) {
             (Some(faults), Some(life)) => faults.around(i, life, device),
@@ -241,19 +292,41 @@ impl HostNics {
 }
 
 impl Nic {
-    fn of(context: Arc<Context>) -> Result<Nic> {
-        let port = context.port(1)?;
-        let (gid, _) = choose_gid(&port.gids).ok_or_else(|| {
-            Error::new(libc::ENODEV, format!("{}: port 1 has no GID", context.name))
-        })?;
+    fn of(context: Arc<Context>, choice: Option<&GidChoice>) -> Result<Nic> {
+        let gid = gids::first(&context.name, &context.port(1)?.gids, choice)?;
         Ok(Nic {
             name: context.name.clone(),
+            identity: Identity::of(&context),
             attr: context.attr()?,
             gid,
+            address: Arc::new(Mutex::new(gid)),
             first: Mutex::new(Some(context.clone())),
             open: Mutex::default(),
-            last: Mutex::new(context),
+            last: Mutex::new(Arc::downgrade(&context)),
         })
+    }
+}
+
+/// Those that can be used: one that has no address, say, is no reason to do without the others.
+fn usable(each: impl Iterator<Item = Result<Nic>>) -> Result<Vec<Nic>> {
+    let (mut nics, mut refused) = (Vec::new(), None);
+    for one in each {
+        match one {
+            Ok(nic) => nics.push(nic),
+            Err(e) => {
+                tell(Part::Nic, Level::Warn, format_args!("{e}: it is not used"));
+                refused = Some(e);
+            }
+        }
+    }
+    match (nics.is_empty(), refused) {
+        (false, _) => Ok(nics),
+        (true, Some(e)) => Err(e),
+        (true, None) => Err(Error::new(
+            libc::ENODEV,
+            "this machine has no RDMA device that can be protected (`ibv_devices` lists those \
+             that there are)",
+        )),
     }
 }
 
@@ -314,10 +387,11 @@ mod tests {
     }
 
     #[test]
-    fn iwarp_alone_is_passed_through() {
-        let only = |text, iwarp: &[&str], count| {
-            let iwarp = iwarp.iter().map(|name| (*name).to_owned()).collect();
-            only_iwarp(&Wanted::parse(text).unwrap(), iwarp, count).is_some()
+    fn devices_of_other_kinds_alone_are_passed_through() {
+        let only = |text, others: &[&str], count| {
+            let other = |name: &&str| OtherDevice { name: (*name).to_owned(), kind: "iWARP" };
+            let others = others.iter().map(other).collect();
+            only_others(&Wanted::parse(text).unwrap(), others, count).is_some()
         };
         assert!(only("all", &["siw0", "siw1"], 2) && only("siw0", &["siw0", "siw1"], 3));
         assert!(!only("all", &["siw0"], 2) && !only("siw0,rxe0", &["siw0"], 2));

@@ -109,7 +109,7 @@ impl HostQp {
             qpn,
             kind: init.qp_type,
             caps,
-            handles: AddressHandles::new(context, pd, memory, resolver),
+            handles: AddressHandles::new((context, shared.gid()), pd, memory, resolver),
             post_send,
             post_recv,
             attrs: Mutex::default(),

@@ -6,14 +6,20 @@
 //! a CQ is back: its owner hears that its port is active, and opens it with the context that was
 //! tried.
 //!
+//! A name says little: another device may have it now ([`Identity`]). That one is not taken.
+//!
 //! The thread runs while a device is dead.
 
 use crate::context::Context;
+use crate::counters::SYSFS;
 use crate::lock;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use unbroken_verbs::{DeviceEvent, EventSink, PortState};
+use unbroken_log::{tell, Level, Part};
+use unbroken_verbs::{DeviceEvent, Error, EventSink, PortState, Result};
 
 const PAUSE: Duration = Duration::from_millis(500);
 const LONG_PAUSE: Duration = Duration::from_secs(5);
@@ -29,18 +35,68 @@ struct Waiting {
     tries: u32,
 }
 
+/// By what a device is known again.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Identity {
+    name: String,
+    node_guid: u64,
+    /// Where it is in the machine; none where the kernel does not say (rxe).
+    place: Option<PathBuf>,
+}
+
+impl Identity {
+    /// That of the device behind a context.
+    pub(crate) fn of(context: &Context) -> Identity {
+        let place = Path::new(SYSFS).join(&context.name).join("device");
+        Identity {
+            name: context.name.clone(),
+            node_guid: context.node_guid,
+            place: std::fs::canonicalize(place).ok(),
+        }
+    }
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "node GUID {:016x}", self.node_guid)?;
+        let place = self.place.as_deref().and_then(Path::file_name);
+        place.map_or(Ok(()), |place| write!(f, " at {}", place.to_string_lossy()))
+    }
+}
+
 /// The NICs of a process that are dead.
 pub(crate) struct Revival {
-    names: Vec<String>,
+    known: Vec<Identity>,
+    /// NICs whose name another device has, of which it was told.
+    told: Mutex<HashSet<usize>>,
     /// Contexts of NICs that are back, until they are opened.
     back: Mutex<HashMap<usize, Arc<Context>>>,
     waiting: Mutex<Waiting>,
 }
 
 impl Revival {
-    /// For NICs of these names.
-    pub(crate) fn new(names: Vec<String>) -> Arc<Revival> {
-        Arc::new(Revival { names, back: Mutex::default(), waiting: Mutex::default() })
+    /// For these NICs.
+    pub(crate) fn new(known: Vec<Identity>) -> Arc<Revival> {
+        let (told, back, waiting) = Default::default();
+        Arc::new(Revival { known, told, back, waiting })
+    }
+
+    /// A new context of NIC `i`. ENODEV: another device has its name.
+    pub(crate) fn open(&self, i: usize) -> Result<Context> {
+        let known = self.known.get(i).ok_or_else(|| Error::invalid(format!("no NIC {i}")))?;
+        let context = Context::open(&known.name)?;
+        let found = Identity::of(&context);
+        if found == *known {
+            return Ok(context);
+        }
+        let e = Error::new(
+            libc::ENODEV,
+            format!("{} is another device now: it has {found}, and had {known}", known.name),
+        );
+        if lock(&self.told).insert(i) {
+            tell(Part::Nic, Level::Warn, format_args!("{e}; it is not used"));
+        }
+        Err(e)
     }
 
     /// The context of a NIC that is back.
@@ -91,8 +147,7 @@ impl Revival {
 
     /// Keeps the context of a NIC that is back.
     fn try_open(&self, i: usize) -> bool {
-        let Some(name) = self.names.get(i) else { return false };
-        let Ok(context) = Context::open(name) else { return false };
+        let Ok(context) = self.open(i) else { return false };
         let active = context.port(PORT).is_ok_and(|port| port.state == PortState::Active);
         if active && context.makes_queues() {
             lock(&self.back).insert(i, Arc::new(context));

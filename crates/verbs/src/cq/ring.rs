@@ -15,7 +15,7 @@ pub(super) struct Ring {
     pub(super) slots: Box<[Wc]>,
     pub(super) head: usize,
     pub(super) len: usize,
-    /// What the application asked for; at most `slots.len()`.
+    /// What the application asked for; or the entries of the source.
     pub(super) limit: usize,
     pub(super) armed: Armed,
     /// WCs pushed so far, those without room included; the WC pushed last has this number.

@@ -21,6 +21,7 @@ fn record(control_qpn: u32) -> ProcessRecord {
     let nic = |index: u32| NicRecord {
         index,
         gid: gid(index as u8),
+        address: gid(50 + index as u8),
         control_qpn,
         key_set: 1,
         name: format!("a/{index}"),

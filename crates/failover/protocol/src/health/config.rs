@@ -24,6 +24,8 @@ pub struct HealthConfig {
     pub retry_min_us: u64,
     /// See `retry_min_us`.
     pub retry_max_us: u64,
+    /// The same of a path that has never lived.
+    pub unproven_max_us: u64,
     /// A path that was compared with others for what it loses is not compared again for so long;
     /// twice that each time.
     pub grey_pause_us: u64,
@@ -46,6 +48,7 @@ impl Default for HealthConfig {
             forget_us: 120_000_000,
             retry_min_us: 50_000,
             retry_max_us: 1_000_000,
+            unproven_max_us: 10_000_000,
             grey_pause_us: 1_000_000,
             grey_pause_max_us: 10_000_000,
             mutation: crate::Mutation::None,

@@ -309,3 +309,31 @@ fn a_failure_that_is_heard_of_counts_once() {
     h.fails(2_000_000, A);
     assert!(!h.is_steady(2_000_000 + steady_us, A) && h.is_steady(2_000_000 + 2 * steady_us, A));
 }
+
+#[test]
+fn a_path_that_is_not_proven_counts_as_dead_until_it_answers() {
+    let mut h = PeerHealth::new(HealthConfig::default());
+    h.trust(A);
+    h.add_unproven(0, A);
+    h.add_unproven(0, B);
+    assert!(!h.is_dead(A) && h.is_dead(B), "the program uses the first");
+    let said = run(&mut h, 0, 100, |_, _| Some(3));
+    assert_eq!(said, [(3, B, Verdict::Alive)], "it is probed at once");
+    assert!(h.is_steady(100_000, B));
+    h.add_unproven(100_000, B);
+    assert!(!h.is_dead(B), "once is enough");
+}
+
+#[test]
+fn a_path_that_never_answers_is_probed_ever_less_often_and_may_be_trusted() {
+    let mut h = PeerHealth::new(HealthConfig::default());
+    h.add_unproven(0, B);
+    let probes = std::cell::Cell::new(0);
+    run(&mut h, 0, 60_000, |_, _| {
+        probes.set(probes.get() + 1);
+        None
+    });
+    assert!((8..=16).contains(&probes.get()), "{} in a minute", probes.get());
+    h.trust(B);
+    assert!(!h.is_dead(B), "a queue pair has it as its own");
+}

@@ -43,6 +43,13 @@ impl MrSource {
         }
     }
 
+    /// Its bytes.
+    pub(super) fn len(&self) -> u64 {
+        match self {
+            MrSource::Range { len, .. } | MrSource::Dmabuf { len, .. } => *len,
+        }
+    }
+
     /// Whether a region of it may get other memory or rights: libibverbs changes no region of a
     /// dma-buf, and where its NIC is dead nobody else would say so.
     pub(super) fn can_change(&self) -> bool {

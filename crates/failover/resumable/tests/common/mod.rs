@@ -14,8 +14,8 @@ use unbroken_types::{
     SendOpcode, Sge, Wc,
 };
 use unbroken_verbs::{
-    Backlog, CompChannel, Cq, Device, MemoryDomain, MrKeys, QpInit, QpModify, RcModify, RemoteKeys,
-    RemoteNic, Result, ResumableQp, SendWr, Srq, SrqAttr,
+    Backlog, CompChannel, Cq, Device, KeyAnswer, MemoryDomain, MrKeys, QpInit, QpModify, RcModify,
+    RemoteKeys, RemoteNic, Result, ResumableQp, SendWr, Srq, SrqAttr,
 };
 
 /// The longest that a QP takes to stop.
@@ -313,8 +313,9 @@ pub fn exchange_keys(hosts: &[Host; 2], ends: &[End; 2]) {
     for i in [0, 1] {
         for (default, rkey) in ends[i].keys.take_wanted() {
             match hosts[1 - i].memory.answer(default.into(), rkey) {
-                Some(row) => ends[i].keys.insert([row]),
-                None => ends[i].keys.remove(default, rkey),
+                KeyAnswer::Known(row) => ends[i].keys.insert([row]),
+                KeyAnswer::Later => ends[i].keys.ask_again(),
+                KeyAnswer::NoRegion => ends[i].keys.remove(default, rkey),
             }
         }
     }

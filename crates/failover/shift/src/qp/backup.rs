@@ -3,6 +3,7 @@
 use super::{Gate, Qp};
 use crate::backups::Backup;
 use crate::core::Core;
+use crate::link;
 use std::sync::Arc;
 use unbroken_runtime::now_us;
 use unbroken_types::{QpState, QpType};
@@ -63,6 +64,14 @@ impl Qp {
         let news = self.core.backups.count(made.is_ok(), now_us() - start_us);
         match made {
             Ok(backup) => self.keep_backup(backup),
+            // Its limits do not say what it lacks (inline data, for one), and asked again it says
+            // the same.
+            Err(e) if e.errno() == libc::EINVAL && device.alive() => {
+                self.core.tell_unfit(nic, &e.to_string());
+                self.unfit.add(nic);
+                link::beliefs_changed(self, &mut self.gate());
+                self.core.backups.look_at(self.id());
+            }
             Err(e) if news && device.alive() => {
                 self.core.events.complain("a backup QP cannot be made ahead", &e);
             }
@@ -82,7 +91,7 @@ impl Qp {
 
     fn make_backup(&self, nic: usize, device: &Arc<dyn Device>) -> Result<Backup> {
         let init = QpInit { standby: true, ..self.init.clone() };
-        let phys = self.core.make_qp_on(device, nic, self.id().0, &init)?;
+        let phys = self.core.make_life(device, nic, &init)?;
         let access = self.gate().app.rc.access;
         let rc = RcModify { state: Some(QpState::Init), access, ..RcModify::default() };
         if let Err(e) = phys.modify(&QpModify { rc, ..QpModify::default() }) {

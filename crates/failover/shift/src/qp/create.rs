@@ -4,6 +4,7 @@ use super::{Gate, Qp, QpRequest};
 use crate::contexts::ContextState;
 use crate::core::Core;
 use crate::datagram::Datagram;
+use crate::fitness::{self, Unfit};
 use crate::plain;
 use crate::random;
 use crate::worker_queue::Job;
@@ -43,12 +44,21 @@ impl Qp {
             Err(why_not) => why_not,
         };
         let qpn = phys.qpn();
+        let unfit = Unfit::default();
+        let others = (0..core.nics.count()).filter(|other| protect && *other != nic);
+        for other in others {
+            if let Some(why) = fitness::lacks(&core.nics.attr(other), &init) {
+                unfit.add(other);
+                core.tell_unfit(other, &why);
+            }
+        }
         let qp = Arc::new(Qp {
             core: core.clone(),
             context: Arc::downgrade(context),
             nic,
             qpn,
             init: QpInit { wc_qpn: Some(qpn), ..init },
+            unfit,
             is_plain: r.plain,
             idle: AtomicBool::new(true),
             in_verb_since_us: AtomicU64::new(0),
@@ -111,9 +121,8 @@ impl Gate {
 /// Whether failover protects such a QP of NIC `nic` (an RC QP: once it is connected), or why it
 /// does not.
 fn protection(core: &Core<Qp>, nic: usize, r: &QpRequest) -> std::result::Result<(), &'static str> {
-    // One NIC with several ports is enough for a QP that can go from one to another.
-    let elsewhere =
-        core.nics.count() > 1 || r.qp_type == QpType::Rc && core.nics.port_count(nic) > 1;
+    // A QP that is connected can go to another NIC of its peer.
+    let elsewhere = core.nics.count() > 1 || r.qp_type == QpType::Rc;
     match r.qp_type {
         _ if !core.settings.failover => Err("failover is off"),
         _ if r.plain => Err("it was made without protection"),

@@ -2,6 +2,7 @@
 
 use super::{merge, Gate, Qp};
 use crate::datagram;
+use crate::fitness;
 use crate::link;
 use crate::own_events;
 use crate::plain;
@@ -55,7 +56,10 @@ impl Qp {
             ));
         }
         let sought = match (state, self.init.suspend_on_error) {
-            (Some(QpState::Rtr), true) => self.ask_for_peer(change),
+            (Some(QpState::Rtr), true) => {
+                self.follow_network(change);
+                self.ask_for_peer(change)
+            }
             _ => None,
         };
         let mut g = self.gate();
@@ -80,6 +84,7 @@ impl Qp {
         if !had_link {
             self.leave_dead_nic(&mut g)?;
         }
+        self.look_for_depth(change);
         if let Some(sought) = sought {
             self.connect(&mut g, change, sought);
         }
@@ -91,6 +96,27 @@ impl Qp {
             return self.modify_later(&mut g, change);
         }
         self.change_physical(&mut g, change, had_link)
+    }
+
+    /// Peers are in the network that the program connects by. Its other NICs are reached there, too,
+    /// which peers are told before they can find this QP.
+    fn follow_network(&self, change: &QpModify) {
+        let by = change.path.map(|path| path.sgid_index);
+        if by.is_some_and(|index| self.core.nics.follow(self.nic, index)) {
+            self.core.publish_process();
+        }
+    }
+
+    /// NICs that cannot have as many READs and atomics of a peer under way as the program wants are
+    /// no backups.
+    fn look_for_depth(&self, change: &QpModify) {
+        let nics = &self.core.nics;
+        for nic in (0..nics.count()).filter(|nic| self.init.suspend_on_error && *nic != self.nic) {
+            if let Some(why) = fitness::lacks_depth(&nics.attr(nic), &change.rc) {
+                self.unfit.add(nic);
+                self.core.tell_unfit(nic, &why);
+            }
+        }
     }
 
     /// Changes the physical QP of a QP that is not between two paths. `had_link`: it was connected

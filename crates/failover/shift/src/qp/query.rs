@@ -78,6 +78,9 @@ impl Qp {
         let why = match bound {
             _ if protected => "",
             Some(why) => why,
+            None if g.link.is_some() && self.unfit.any() => {
+                "no other NIC can carry it; those of this host lack something that it was made with"
+            }
             None if g.link.is_some() => "no other NIC or port of the peer is known yet",
             None => g.why_not,
         };

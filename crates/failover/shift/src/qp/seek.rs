@@ -28,6 +28,7 @@
 //! rarely.
 
 use super::{Gate, Qp, Seeks};
+use crate::control_endpoint::Class;
 use crate::link;
 use crate::peer::Peer;
 use crate::worker_queue::{Job, QpAddr};
@@ -36,7 +37,7 @@ use unbroken_directory::{DirectoryError, Found, ProcessRecord, QpEntry};
 use unbroken_events::What;
 use unbroken_failover_protocol::{Endpoint, Reason};
 use unbroken_runtime::now_us;
-use unbroken_types::{Gid, WcStatus};
+use unbroken_types::{Gid, PathAttr, WcStatus};
 use unbroken_verbs::{Backlog, QpModify};
 
 /// A peer that is not found within this time counts as one that is not there, and the log says so.
@@ -156,7 +157,7 @@ impl Qp {
             g.why_not = "the thread for failover could not be started";
             return self.tell_unprotected(g.why_not.into());
         }
-        let why = match self.link(g, sought) {
+        let why = match self.link(g, change.path.or(g.app.path), sought) {
             Ok(()) => "",
             // Another thread of the program has named another peer meanwhile: that is asked for.
             Err((_, why, _)) if addr != (gid, qpn) => why,
@@ -165,7 +166,10 @@ impl Qp {
                 if told {
                     self.tell_unprotected(format!("{why}{detail}"));
                 }
-                g.seeks = Some(Seeks::new((gid, qpn), told));
+                match why == link::ONE_NIC {
+                    true => self.tell_unprotected(why.into()),
+                    false => g.seeks = Some(Seeks::new((gid, qpn), told)),
+                }
                 why
             }
         };
@@ -191,7 +195,8 @@ impl Qp {
             return Search::Over;
         }
         let (told, since_us, failed) = (seeks.told, seeks.since_us, seeks.failed);
-        match self.link(&mut g, sought) {
+        let path = g.app.path;
+        match self.link(&mut g, path, sought) {
             Ok(()) => {
                 let held = g.take_seeks().and_then(|seeks| seeks.held).unwrap_or_default();
                 if told {
@@ -216,10 +221,12 @@ impl Qp {
         let Some(seeks) = g.seeks.as_mut() else { return Search::Over };
         let late = now_us >= seeks.since_us + UNFOUND_US;
         seeks.given_up = late && why == NOT_THERE;
-        if (late || why == UNREADABLE) && !std::mem::replace(&mut seeks.told, true) {
+        let over = why == link::ONE_NIC;
+        if (late || over || why == UNREADABLE) && !std::mem::replace(&mut seeks.told, true) {
             self.tell_unprotected(format!("{why}{detail}"));
         }
-        if let Some((status, _)) = seeks.failed.filter(|(_, at_us)| now_us >= at_us + HOLD_US) {
+        let waited = |at_us| over || now_us >= at_us + HOLD_US;
+        if let Some((status, _)) = seeks.failed.filter(|(_, at_us)| waited(*at_us)) {
             let kept = g.take_seeks().and_then(|seeks| seeks.held).unwrap_or_default();
             // The log first: a program that sees its error may be gone before the next line.
             let failed = self.has_failed(format!("not protected: {why}{detail}"));
@@ -232,18 +239,27 @@ impl Qp {
         }
         match why {
             NOT_THERE => Search::Nobody,
+            link::ONE_NIC => {
+                self.release_kept(g);
+                g.take_seeks();
+                Search::Over
+            }
             _ => Search::Later,
         }
     }
 
-    /// Links the QP to its peer, or says why that cannot be, and whom it was to be linked to.
+    /// Links the QP, whose packets go by that path, to its peer, or says why that cannot be, and
+    /// whom it was to be linked to.
     fn link(
         &self,
         g: &mut Gate,
+        path: Option<PathAttr>,
         sought: Sought,
     ) -> std::result::Result<(), (QpAddr, &'static str, String)> {
         match sought {
             Sought::Peer { peer, addr, them } => {
+                let PathAttr { sl, traffic_class, .. } = path.unwrap_or_default();
+                peer.set_class(Class { sl, traffic_class });
                 let by_hello = self.connects_by_hello(g);
                 let link = link::connect(self, g.connection, them, peer, by_hello);
                 g.link = Some(Box::new(link.map_err(|why| (addr, why, String::new()))?));
@@ -266,7 +282,7 @@ impl Qp {
             return;
         }
         g.link = None;
-        if let Err((_, why, _)) = self.link(g, sought) {
+        if let Err((_, why, _)) = self.link(g, g.app.path, sought) {
             g.why_not = why;
         }
     }

@@ -122,6 +122,18 @@ fn a_qp_that_is_connected_again_has_a_backup_again() {
     assert!(made(&w) <= before + 2);
 }
 
+/// A backup may have the number of another logical QP: devices that number alike give it nearly
+/// always. No second one is made for that.
+#[test]
+fn a_backup_has_any_number() {
+    let w = slow(0);
+    w.plan.standby_qpn.store(w.from.qpn(), SeqCst);
+    connect_both(&w);
+    both_have_one(&w);
+    assert_eq!(backup(&w.from).unwrap().1, w.from.qpn());
+    assert_eq!(w.plan.standbys.load(SeqCst), 2);
+}
+
 #[test]
 fn fast_devices_have_no_backups() {
     let w = World::new();

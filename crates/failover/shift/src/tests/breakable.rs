@@ -19,6 +19,10 @@ pub(crate) struct Plan {
     pub(super) slow_control: AtomicBool,
     /// QPs that are there, but for those of control messages.
     pub(super) made: AtomicU32,
+    /// The number that each QP has which is made ahead; 0: its own.
+    pub(super) standby_qpn: AtomicU32,
+    /// QPs that were made ahead.
+    pub(super) standbys: AtomicU32,
     /// How many verbs of control each thread has called.
     calls: Mutex<HashMap<ThreadId, u32>>,
     /// Nothing leads from one GID of a port to another, as on devices of the machine.
@@ -102,7 +106,7 @@ impl NicSet for Nics {
     fn memory(&self, i: usize) -> Arc<dyn MemoryDomain> {
         self.0.memory(i)
     }
-    fn keys(&self, i: u8, rkey: u32) -> Option<KeyRow> {
+    fn keys(&self, i: u8, rkey: u32) -> KeyAnswer {
         self.0.keys(i, rkey)
     }
     fn key_set(&self, i: usize) -> u16 {
@@ -181,7 +185,10 @@ impl Device for Breakable {
         self.plan.control(self.nic)?;
         let inner = self.inner.create_holding_qp(init)?;
         self.plan.made.fetch_add(u32::from(!init.control), SeqCst);
+        self.plan.standbys.fetch_add(u32::from(init.standby), SeqCst);
+        let shown = if init.standby { self.plan.standby_qpn.load(SeqCst) } else { 0 };
         Ok(Arc::new(BreakableQp {
+            shown,
             inner,
             nic: self.nic,
             plan: self.plan.clone(),
@@ -196,6 +203,8 @@ impl Device for Breakable {
 }
 
 pub(super) struct BreakableQp {
+    /// The number that it has for us, if it is another.
+    shown: u32,
     inner: Arc<dyn ResumableQp>,
     nic: usize,
     plan: Arc<Plan>,
@@ -206,7 +215,10 @@ pub(super) struct BreakableQp {
 
 impl DeviceQp for BreakableQp {
     fn qpn(&self) -> u32 {
-        self.inner.qpn()
+        match self.shown {
+            0 => self.inner.qpn(),
+            shown => shown,
+        }
     }
     fn post_send(&self, wr: &SendWr<'_>) -> Result<()> {
         self.plan.check(self.nic)?;

@@ -157,6 +157,7 @@ impl Worker {
     fn report_to_application(&self, nic: usize, event: u32, element: AsyncElement) {
         let core = &self.core;
         let absorbed = core.settings.failover
+            && (core.nics.count() > 1 || core.nics.port_count(nic) > 1)
             && core.nics.holds(nic)
             && !core.settings.show_events
             && core

@@ -151,7 +151,7 @@ impl Worker {
             let of = |gid, incarnation| Endpoint { gid, qpn: 0, incarnation, connection: 0 };
             let message = Message {
                 from: of(core.nics.gid(local), core.incarnation),
-                to: of(nic.gid(), peer.incarnation),
+                to: of(nic.gid, peer.incarnation),
                 body: Body::Probe(Probe { sequence, sent_us: clock_us }),
             };
             core.control.send_from(&core.nics, LocalPort { nic: local, pair }, to, &message);
