@@ -135,7 +135,14 @@ ubcollResult_t ubcollCommInitRankConfig(ubcollComm_t *comm, int nranks, ubcollUn
  */
 ubcollResult_t ubcollCommSplit(ubcollComm_t comm, int color, int key, ubcollComm_t *newcomm,
         const ubcollConfig_t *config);
-/* Waits for what is under way. */
+/*
+ * This rank begins nothing more, and the others are told how much it has begun: an operation that
+ * it has no part in ends at once, with an error that names it. If that is one of all ranks, the
+ * communicator is broken; if it is between two, the others go on. Receives of which nothing has
+ * come are given up, and end with an error; what else is under way goes on. Does not wait.
+ */
+ubcollResult_t ubcollCommFinalize(ubcollComm_t comm);
+/* Does the same, and waits for what is under way. */
 ubcollResult_t ubcollCommDestroy(ubcollComm_t comm);
 /*
  * Does not: all that is under way, here and at all other ranks, ends with an error that names this

@@ -19,7 +19,6 @@ import consumers
 import torch
 import torch.distributed as dist
 import unbroken.torch  # noqa: F401
-from torch.distributed.distributed_c10d import _set_pg_timeout
 
 # Steps before the fault, and how long an operation may stand still where that is the cause; twice
 # the time within which an error is to come.
@@ -87,7 +86,7 @@ class Case:
             if count == STEPS:
                 if self.cause != "kill":
                     # Not before: what is compiled, say, may be late.
-                    _set_pg_timeout(datetime.timedelta(seconds=STILL_S))
+                    dist.set_timeout(datetime.timedelta(seconds=STILL_S))
                 if rank == self.victim:
                     self.fail()
             try:
