@@ -15,6 +15,7 @@ from lib.process import Failure
 PAGE = ROOT / "docs" / "reference" / "errors.md"
 SECONDS = 300
 KINDS = ("full", "plain", "machine")
+NETWORK_FAULTS = ("TEST_FAULT", "TEST_CLEAR")
 UNPOLLED = ("to ERR with an SRQ", "wrong rkey at an SRQ", "to SQD", "overrun by receives")
 
 
@@ -59,10 +60,10 @@ def environment(fabric: Fabric, failover: bool) -> dict:
     return env
 
 
-def outcomes(fabric: Fabric, failover: bool, cases=()) -> dict:
+def outcomes(fabric: Fabric, failover: bool, cases=(), commands=None) -> dict:
     """Runs the program, and gives what it printed for each case."""
     program = compile_c("outcomes", "-libverbs")
-    env = environment(fabric, failover)
+    env = {**environment(fabric, failover), **(commands or {})}
     process = fabric.run("a", [program, *cases], "outcomes", failover=failover, env=env)
     process.expect_success(SECONDS)
     lines = [re.split(r" *\| *", line) for line in process.output().splitlines()]
@@ -109,3 +110,13 @@ def test_devices_of_the_machine(logs, note, what):
         came = outcomes(fabric, True, right)
     compare(right, came)
     note(f"{len(came)} cases")
+
+
+def test_a_port_that_no_queue_pair_uses(logs):
+    """Failover uses the first port of a device of the machine; the program hears of the others."""
+    case = "port down and up"
+    with MachineFabric(logs, "--nics", "2", "--ports", "2") as fabric:
+        env = environment(fabric, True)
+        second = {name: f"f() {{ {env[name]} 'nic a/0/2 down'; }}; f" for name in NETWORK_FAULTS}
+        came = outcomes(fabric, True, [case], second)
+    compare({case: ("send SUCCESS; event PORT_ACTIVE, PORT_ERR; in RTS", "in RTS")}, came)
