@@ -2,8 +2,9 @@
 /*
  * Connections made and destroyed without end, between two processes with several threads each.
  *
- *   churn --listen PORT [--impaired|--faults]      serves all who connect, until SIGTERM
- *   churn --connect HOST:PORT --threads N --seconds S --seed X [--impaired|--faults]
+ *   churn --listen PORT [--impaired|--faults] [--chaos]     serves all who connect, until SIGTERM
+ *   churn --connect HOST:PORT --threads N --seconds S --rounds R --seed X [--impaired|--faults]
+ *         [--chaos]
  *
  * Each round of a thread makes its own objects, connects some QPs, does a random mix of all
  * operations in both directions, changes keys that the peer uses (churn_keys.h) and takes
@@ -15,10 +16,14 @@
  * which UC and UD do not mend; with --faults, besides, paths may fail: RC survives, but for QPs
  * with atomics in flight or windows, which have the original error.
  *
+ * With --chaos a round has only what plain devices have, too; its domain and regions are mostly
+ * those of earlier rounds, its QPs are reset and connected anew, and both ends print a line of what
+ * became of each QP (tests/e2e/test_chaos.py compares them).
+ *
  * The connecting end prints a line of JSON when its time is up and waits for SIGTERM. Status 1 and
  * a reason: something was wrong.
  */
-#include "churn_keys.h"
+#include "churn_chaos.h"
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
@@ -28,7 +33,7 @@ enum { MAX_DEVICES = 4, LINGER_US = 3000 };
 
 static struct ibv_context *contexts[MAX_DEVICES];
 static int devices, threads = 3;
-static uint64_t seed = 1, seconds = 10;
+static uint64_t seed = 1, seconds = 10, most_rounds = UINT64_MAX;
 static volatile sig_atomic_t stopping;
 static atomic_int serving;
 static atomic_ullong rounds, abandoned, peers_lost;
@@ -211,6 +216,7 @@ static void work(struct round *r, uint32_t mask, int may_strike)
     }
     if (r->plan.type == IBV_QPT_RC && !r->peer_dead)
         check_memory(r, mask, &theirs);
+    tell_outcomes(r, mask, &theirs);
 }
 
 /* Every receive that is posted comes back once. */
@@ -269,11 +275,10 @@ static int meet(struct round *r, uint32_t mask, int made)
     return exchange(r, &ok, &peer_ok, sizeof ok) || !ok || !peer_ok ? -1 : 0;
 }
 
-/* QP 0 is used again for another connection. But for UC, which is made anew: a message that is late
- * begins with any PSN, and nothing tells it from one of this life. */
-static void live_again(struct round *r)
+/* A QP is used again for another connection. But for UC, which is made anew: a message that is late
+ * begins with any PSN, and nothing tells it from one of this life. Gives 0 if there is one. */
+static int begin_again(struct round *r, struct conn *c, int life)
 {
-    struct conn *c = r->conns;
     struct ibv_qp_attr a = { .qp_state = IBV_QPS_RESET };
     int made = 0, e = c->qp && !(c->gone == RESET) ? ibv_modify_qp(c->qp, &a, IBV_QP_STATE) : 0;
 
@@ -283,13 +288,29 @@ static void live_again(struct round *r)
         ibv_destroy_qp(c->qp);
         c->qp = NULL;
     }
-    begin_life(r, c, 1);
+    begin_life(r, c, life);
     if (r->plan.binds)
         made = renew_between(r, c);
     if (!c->qp && !made)
         made = make_qp(r, c);
-    if (meet(r, 1, made) == 0)
-        work(r, 1, 0);
+    counts[C_connected_anew] += !made;
+    return made;
+}
+
+/* The QPs in `mask` have another life. Gives 0 if they had. */
+static int live_again(struct round *r, uint32_t mask, int life)
+{
+    int i, made = 0;
+
+    for (i = 0; i < r->plan.qps; i++)
+        if (mask >> i & 1)
+            made |= begin_again(r, r->conns + i, life);
+    if (meet(r, mask, made)) {
+        tell_abandoned(r, life);
+        return -1;
+    }
+    work(r, mask, 0);
+    return 0;
 }
 
 static void run_round(struct round *r)
@@ -299,13 +320,12 @@ static void run_round(struct round *r)
     int i, made = 0;
 
     if (roll(r) % 4 == 0) {
-        struct ibv_device **list = ibv_get_device_list(NULL);
-
-        r->own = list ? ibv_open_device(list[p->device]) : NULL;
+        r->own = ibv_open_device(contexts[p->device]->device);
         if (!r->own)
             made = cannot(r, "ibv_open_device: %s", strerror(errno));
-        ibv_free_device_list(list);
     }
+    if (p->kept && !r->own && !made)
+        made = keep(r, contexts[p->device]);
     r->events = roll(r) % 2;
     r->extended_cqs = roll(r) % 2;
     made = made || make_shared(r, contexts[p->device]);
@@ -326,11 +346,14 @@ static void run_round(struct round *r)
         if (p->flush)
             flush(r);
         if (p->abrupt == RESET && !r->peer_dead)
-            live_again(r);
+            live_again(r, 1, 1);
+        for (i = 1; i <= p->lives && !r->peer_dead && !live_again(r, mask, i); i++)
+            ;
         rounds++;
     } else if (!r->peer_dead) {
         if (!faults && r->why[0])
             BROKEN(r, NULL, "%s", r->why);
+        tell_abandoned(r, 0);
         abandoned++;
     }
     take_down(r);
@@ -351,6 +374,7 @@ static void *serve(void *arg)
     struct area *areas =
         mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     uint64_t until = now_us() + seconds * 1000000, number;
+    struct kept kept[MAX_DEVICES] = { 0 };
     struct round r;
 
     free(arg);
@@ -358,7 +382,7 @@ static void *serve(void *arg)
         fail("out of memory");
     for (number = 0;; number++) {
         struct start s = { number, draw(seed, (uint64_t)thread << 40 | number), thread,
-                           stopping || now_us() > until };
+                           stopping || now_us() > until || number == most_rounds };
 
         memset(&r, 0, sizeof r);
         r.tcp = tcp;
@@ -367,6 +391,7 @@ static void *serve(void *arg)
         if (s.stop)
             break;
         r.plan = plan_of(s.seed, devices, faults);
+        r.keeper = kept;
         r.thread = s.thread;
         r.role = connecting;
         r.number = s.number;
@@ -384,6 +409,8 @@ static void *serve(void *arg)
         fail("thread %d, round %llu: the peer has gone", thread, (unsigned long long)number);
     peers_lost += r.peer_dead;
     close(tcp);
+    for (i = 0; i < MAX_DEVICES; i++)
+        end_kept(kept + i);
     munmap(areas, size);
     serving--;
     return NULL;
@@ -474,11 +501,28 @@ static void report(void)
     fflush(stdout);
 }
 
+/* All; one whose NIC is dead now is done without, if some may be. */
+static void open_devices(void)
+{
+    int n, i;
+    struct ibv_device **list = ibv_get_device_list(&n);
+
+    for (i = 0; i < n && devices < MAX_DEVICES; i++) {
+        struct ibv_context *context = ibv_open_device(list[i]);
+
+        if (!context && chaos && faults)
+            continue;
+        if (!context || fcntl(context->async_fd, F_SETFL, O_NONBLOCK))
+            fail("cannot open device %d: %s", i, strerror(errno));
+        contexts[devices++] = context;
+    }
+    ibv_free_device_list(list);
+}
+
 int main(int argc, char **argv)
 {
     struct sigaction on_term = { .sa_handler = on_signal };
     const char *port = NULL, *where = NULL;
-    struct ibv_device **list;
     int i;
 
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -487,10 +531,12 @@ int main(int argc, char **argv)
 
         if (!strcmp(argv[i], "--faults")) { faults = impaired = 1; continue; }
         if (!strcmp(argv[i], "--impaired")) { impaired = 1; continue; }
+        if (!strcmp(argv[i], "--chaos")) { chaos = 1; continue; }
         if (!strcmp(argv[i], "--listen")) port = value;
         else if (!strcmp(argv[i], "--connect")) where = value;
         else if (!strcmp(argv[i], "--threads")) threads = atoi(value);
         else if (!strcmp(argv[i], "--seconds")) seconds = strtoull(value, NULL, 10);
+        else if (!strcmp(argv[i], "--rounds")) most_rounds = strtoull(value, NULL, 10);
         else if (!strcmp(argv[i], "--seed")) seed = strtoull(value, NULL, 10);
         else fail("unknown option '%s'", argv[i]);
         i++;
@@ -500,13 +546,7 @@ int main(int argc, char **argv)
     if (faults) /* the promise of a switch is 30 s */
         bound_us = 45 * 1000000;
     sigaction(SIGTERM, &on_term, NULL);
-    list = ibv_get_device_list(&devices);
-    devices = devices < MAX_DEVICES ? devices : MAX_DEVICES;
-    for (i = 0; i < devices; i++)
-        if (!(contexts[i] = ibv_open_device(list[i])) ||
-            fcntl(contexts[i]->async_fd, F_SETFL, O_NONBLOCK))
-            fail("cannot open device %d: %s", i, strerror(errno));
-    ibv_free_device_list(list);
+    open_devices();
     if (!devices)
         fail("no device");
     if (port) {

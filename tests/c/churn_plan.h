@@ -56,7 +56,8 @@ enum forbidden {
     X(resize_waiting) X(new_ah) X(ah_from_wc) X(bystanders) X(windowed_qp) X(window_1) X(window_2) \
     X(window_zero_based) X(rereg_offered) X(local_inv) X(send_inv) X(rebound) X(freed_bound) \
     X(no_deregistered) X(no_rights_taken) X(no_moved) X(no_other_pd) X(no_window_gone) \
-    X(no_window_end) X(no_window_rights) X(no_window_qp) X(taken_in_use) X(no_bad_bind)
+    X(no_window_end) X(no_window_rights) X(no_window_qp) X(taken_in_use) X(no_bad_bind) \
+    X(kept_mr) X(connected_anew)
 #define ENTRY(name) C_##name,
 enum count { COUNTS(ENTRY) COUNTERS };
 #undef ENTRY
@@ -76,7 +77,14 @@ struct plan {
     int offers;            /* … so often, … */
     enum forbidden forbidden; /* … and what must be refused is tried in the end */
     int flush;             /* QPs go to ERR before the end, and every WR must be accounted for */
+    int kept;              /* the domain and the regions are those of earlier rounds, … */
+    int renewed;           /* … but are made anew first */
+    int lives;             /* so often all QPs are reset and connected anew */
 };
+
+/* Rounds whose outcome follows from their seed, on any kind of device: nothing that only some have,
+ * and keys that outlive their rounds. */
+static int chaos;
 
 struct op {
     enum kind kind;
@@ -90,6 +98,22 @@ struct op {
 static inline uint64_t draw(uint64_t seed, uint64_t what)
 {
     return mix(seed ^ mix(what + 1));
+}
+
+/* Turns a plan into one that any kind of device can follow. */
+static void make_chaos(struct plan *p)
+{
+    uint64_t h = draw(p->seed, 3);
+
+    p->type = IBV_QPT_RC;
+    p->binds = p->windowed = 0;
+    p->srq = h % 2;
+    p->atomics = (h >> 4) % 3 == 0;
+    p->offers = p->abrupt || (h >> 8) % 2 ? 0 : 1 + (h >> 12) % 2;
+    p->forbidden = p->abrupt || (h >> 16) % 3 ? NOTHING : DEREGISTERED + (h >> 20) % 4;
+    p->kept = (h >> 24) % 4 != 0;
+    p->renewed = (h >> 28) % 8 == 0;
+    p->lives = p->abrupt ? 0 : (h >> 32) % 3;
 }
 
 static struct plan plan_of(uint64_t seed, int devices, int faults)
@@ -122,6 +146,8 @@ static struct plan plan_of(uint64_t seed, int devices, int faults)
         if (p.forbidden == WINDOW_QP && p.qps == 1)
             p.forbidden = WINDOW_GONE;
     }
+    if (chaos)
+        make_chaos(&p);
     return p;
 }
 
@@ -159,7 +185,8 @@ static inline struct op op_of(const struct plan *p, uint64_t seed, uint32_t i)
     else
         o.len = l >> 20 & 1 ? l % 257 : l >> 21 & 1 ? l % 4097 : l % (BYTES + 1);
     o.is_inline = o.kind <= WRITE_IMM && o.len <= MAX_INLINE && (h >> 50 & 1);
-    o.null = p->type == IBV_QPT_RC && o.kind <= READ && !o.is_inline && (h >> 56) % 8 == 0;
+    if (p->type == IBV_QPT_RC && !chaos)
+        o.null = o.kind <= READ && !o.is_inline && (h >> 56) % 8 == 0;
     if (o.kind == READ)
         o.offset = (h >> 33) % (BYTES - o.len + 1);
     return o;
@@ -169,7 +196,7 @@ static inline struct op op_of(const struct plan *p, uint64_t seed, uint32_t i)
 static inline enum offer offer_of(const struct plan *p, int n, enum ending *ending)
 {
     uint64_t h = draw(p->seed, 200 + n);
-    enum offer what = h % 3;
+    enum offer what = chaos ? REREGISTERED : h % 3;
 
     *ending = what == WINDOW_2 ? (h >> 8) % 4 : REBOUND + (h >> 8) % 2;
     return what;

@@ -86,6 +86,15 @@ struct round {
     char why[200]; /* the first thing that could not be made */
     uint64_t random;
     int peer_dead, patient;
+    /* what the thread keeps on each device; the same of the round's, if the round uses it */
+    struct kept *keeper, *kept;
+};
+
+struct kept { /* what a thread has on a device for longer than a round */
+    struct ibv_pd *pd;
+    struct ibv_mr *mrs[MAX_QPS];
+    struct ibv_mr were[MAX_QPS]; /* what they were when they were made, since nothing changes it */
+    uint64_t starts[MAX_QPS];
 };
 
 /* Numbers that the peer need not know. */
@@ -151,11 +160,11 @@ static int make_shared(struct round *r, struct ibv_context *shared)
 
     r->entries = p->qps * DEPTH * 2 + 16;
     r->context = r->own ? r->own : shared;
-    r->pd = ibv_alloc_pd(r->context);
+    r->pd = r->kept ? r->kept->pd : ibv_alloc_pd(r->context);
     r->other_pd = ibv_alloc_pd(r->context);
     if (!r->pd || !r->other_pd)
         return cannot(r, "ibv_alloc_pd: %s", strerror(errno));
-    if (!(r->null = ibv_alloc_null_mr(r->pd)))
+    if (!chaos && !(r->null = ibv_alloc_null_mr(r->pd)))
         return cannot(r, "ibv_alloc_null_mr: %s", strerror(errno));
     if (r->events && !(r->channel = ibv_create_comp_channel(r->context)))
         return cannot(r, "ibv_create_comp_channel: %s", strerror(errno));
@@ -165,7 +174,7 @@ static int make_shared(struct round *r, struct ibv_context *shared)
         return cannot(r, "ibv_create_cq: %s", strerror(errno));
     if (p->srq && !(r->srq = ibv_create_srq(r->pd, &srq)))
         return cannot(r, "ibv_create_srq: %s", strerror(errno));
-    if (ibv_query_gid(r->context, 1, 0, &r->gid))
+    if (ibv_query_gid(r->context, 1, test_gid_index(), &r->gid))
         return cannot(r, "ibv_query_gid: %s", strerror(errno));
     return 0;
 }
@@ -175,8 +184,9 @@ static int make_qp(struct round *r, struct conn *c)
     static const uint64_t ud = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM,
                           uc = ud | IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM,
                           rc = uc | IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP |
-                               IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD | IBV_QP_EX_WITH_SEND_WITH_INV |
-                               IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW;
+                               IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD,
+                          windows = rc | IBV_QP_EX_WITH_SEND_WITH_INV | IBV_QP_EX_WITH_LOCAL_INV |
+                                    IBV_QP_EX_WITH_BIND_MW;
     enum ibv_qp_type type = r->plan.type;
     struct ibv_qp_init_attr init = { .qp_context = c,
                                      .send_cq = r->send_cq,
@@ -193,9 +203,10 @@ static int make_qp(struct round *r, struct conn *c)
                                       .pd = r->pd,
                                       .comp_mask =
                                           IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
-                                      .send_ops_flags = type == IBV_QPT_RC   ? rc
+                                      .send_ops_flags = type == IBV_QPT_UD   ? ud
                                                         : type == IBV_QPT_UC ? uc
-                                                                             : ud };
+                                                        : chaos              ? rc
+                                                                             : windows };
 
     c->extended = NULL;
     if (roll(r) % 2) {
@@ -213,9 +224,10 @@ static int make_qp(struct round *r, struct conn *c)
 }
 
 enum {
-    ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
-             IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND
+    ALL_ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+                 IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND
 };
+#define ACCESS (chaos ? ALL_ACCESS & ~IBV_ACCESS_MW_BIND : ALL_ACCESS)
 
 /* The region of a QP's memory: by addresses, from 0 or from elsewhere on, or one that was
  * something else before. */
@@ -284,11 +296,33 @@ static int renew_between(struct round *r, struct conn *c)
     return 0;
 }
 
+/* The region of a QP's memory that an earlier round has made, or will be kept from now on. */
+static struct ibv_mr *kept_region(struct round *r, struct conn *c)
+{
+    struct kept *k = r->kept;
+    struct ibv_mr *mr = k->mrs[c->id], *was = k->were + c->id;
+
+    if (!mr) {
+        mr = k->mrs[c->id] = make_region(r, c);
+        if (mr)
+            *was = *mr;
+        k->starts[c->id] = c->start;
+        return mr;
+    }
+    if (mr->lkey != was->lkey || mr->rkey != was->rkey || mr->addr != was->addr ||
+        mr->length != was->length)
+        BROKEN(r, c, "a region that is kept had keys %#x and %#x, and has %#x and %#x now",
+               was->lkey, was->rkey, mr->lkey, mr->rkey);
+    c->start = k->starts[c->id];
+    counts[C_kept_mr]++;
+    return mr;
+}
+
 static int make_conn(struct round *r, struct conn *c)
 {
     c->sq = 1 + roll(r) % DEPTH;
     c->rq = 1 + roll(r) % DEPTH;
-    c->mr = make_region(r, c);
+    c->mr = r->kept ? kept_region(r, c) : make_region(r, c);
     c->scratch = ibv_reg_mr(r->pd, c->area->scratch, SCRATCH, ACCESS);
     if (c->mr && c->scratch && r->plan.binds && renew_between(r, c))
         return -1;
@@ -313,6 +347,8 @@ static void begin_life(struct round *r, struct conn *c, int life)
     c->keys_posted = c->keys_done = c->keys_status = 0;
     c->us.psn = roll(r) & 0xffffff;
     memset(c->area->counters, 0, sizeof c->area->counters);
+    if (chaos)
+        memset(c->area->slots, 0, sizeof c->area->slots);
     content_make(c->area->source, BYTES, c->out_seed, 7);
     content_make(c->area->peer_source, BYTES, c->in_seed, 7);
     c->moved_us = now_us();
@@ -348,7 +384,9 @@ static int connect_qp(struct round *r, struct conn *c)
 {
     struct ibv_ah_attr ah = { .is_global = 1,
                               .port_num = 1,
-                              .grh = { .dgid = r->peer_gid, .hop_limit = 64 } };
+                              .grh = { .dgid = r->peer_gid,
+                                       .hop_limit = 64,
+                                       .sgid_index = test_gid_index() } };
     struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTR,
                              .path_mtu = 1 + roll(r) % 5,
                              .dest_qp_num = c->peer.qpn,
@@ -392,7 +430,8 @@ static void bystanders(struct round *r)
         channel ? ibv_create_cq(r->context, 1 + roll(r) % 500, NULL, channel, 0) : NULL;
     struct ibv_mr *mr =
         pd ? ibv_reg_mr(pd, r->conns[0].area->scratch, SCRATCH, IBV_ACCESS_LOCAL_WRITE) : NULL;
-    struct ibv_mw *mw = pd ? ibv_alloc_mw(pd, roll(r) % 2 ? IBV_MW_TYPE_1 : IBV_MW_TYPE_2) : NULL;
+    enum ibv_mw_type type = roll(r) % 2 ? IBV_MW_TYPE_1 : IBV_MW_TYPE_2;
+    struct ibv_mw *mw = pd && !chaos ? ibv_alloc_mw(pd, type) : NULL;
     struct ibv_srq_init_attr srq_init = { .attr = { .max_wr = 10, .max_sge = 1 } };
     struct ibv_srq *srq = pd ? ibv_create_srq(pd, &srq_init) : NULL;
     struct ibv_qp_init_attr qp_init = {
@@ -402,7 +441,7 @@ static void bystanders(struct round *r)
     int e = 0;
 
     /* a dead NIC makes no QP, */
-    if (!pd || !channel || !cq || !mr || !mw || !srq || (!qp && r->patient))
+    if (!pd || !channel || !cq || !mr || (!mw && !chaos) || !srq || (!qp && r->patient))
         BROKEN(r, NULL, "objects beside the traffic cannot be made: %s", strerror(errno));
     if (qp) { /* and may die while it has one */
         e = ibv_modify_qp(qp, &init,
@@ -417,8 +456,8 @@ static void bystanders(struct round *r)
     if (ibv_destroy_comp_channel(channel) != EBUSY || ibv_destroy_cq(cq) ||
         ibv_destroy_comp_channel(channel))
         BROKEN(r, NULL, "a channel beside the traffic is destroyed before its CQ, or not at all");
-    if (ibv_destroy_srq(srq) || ibv_dereg_mr(mr) || ibv_dealloc_pd(pd) != EBUSY ||
-        ibv_dealloc_mw(mw) || ibv_dealloc_pd(pd))
+    if (ibv_destroy_srq(srq) || ibv_dereg_mr(mr) ||
+        (mw && (ibv_dealloc_pd(pd) != EBUSY || ibv_dealloc_mw(mw))) || ibv_dealloc_pd(pd))
         BROKEN(r, NULL, "a PD beside the traffic is freed before its window, or not at all");
     counts[C_bystanders]++;
 }
@@ -523,6 +562,11 @@ static void take_down(struct round *r)
     uint64_t until = now_us() + 10 * 1000000;
     int i, j, left = 1, qps_left, e;
 
+    if (r->kept) { /* for others */
+        r->pd = NULL;
+        for (i = 0; i < MAX_QPS; i++)
+            r->conns[i].mr = NULL;
+    }
     while (left) {
         left = 0;
         for (i = 0; i < OBJECTS; i++) {
