@@ -178,7 +178,7 @@ fn nothing_and_something_are_not_the_same() {
 #[test]
 fn thousands_are_sent_before_the_first_is_asked_for() {
     let fabric = Fabric::new(DeviceKind::Full);
-    let many = 20_000;
+    let many = 9_000;
     fabric.run(&["a", "b"], &Options { queue: many, ..options() }, |comm| {
         let other = 1 - comm.rank();
         let tag = |k: usize| (k % 3) as u64;

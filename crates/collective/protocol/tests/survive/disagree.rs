@@ -19,8 +19,12 @@ fn altered(random: &mut Random, collective: &Collective) -> Collective {
             Operation::AllReduce { op: ReduceOp::Product, count }
         }
         (Operation::AllReduce { op, count }, 1) => Operation::AllReduce { op, count: count + 1 },
-        (Operation::AllReduce { op, .. }, 3) => Operation::AllReduce { op, count: 0 },
-        (Operation::AllGather { .. }, 0) => Operation::AllGather { counts: Counts::Equal(0) },
+        (Operation::AllReduce { op, count }, 3) => {
+            Operation::AllReduce { op, count: if count == 0 { 5 } else { 0 } }
+        }
+        (Operation::AllGather { counts: Counts::Equal(count) }, 0) => {
+            Operation::AllGather { counts: Counts::Equal(if count == 0 { 5 } else { 0 }) }
+        }
         (Operation::Barrier, _) => Operation::AllReduce { op: ReduceOp::Sum, count: 3 },
         (same, 2) => {
             let data = if collective.data() == DataType::U8 { DataType::I8 } else { DataType::U8 };
