@@ -123,3 +123,31 @@ def test_the_shape_follows_what_was_measured(logs, note, size, shape):
             job.end()
         else:
             job.succeed()
+
+
+def test_a_transfer_uses_the_rails_of_its_two_hosts(logs, note):
+    """Hosts that take no part in a SendRecv have lost other rails than those that do: what goes
+    from the first to the last is divided among the three rails that both have."""
+    hosts, size = ["a", "b", "c", "d"], MIB
+    with Fabric(logs) as fabric:
+        limited(fabric, hosts, MBPS)
+        for nic in ("d/2", "b/3", "c/3"):
+            fabric.fault(f"nic {nic} dead")
+        running = ["--op", "send-recv", "--min", size, "--max", size, "--for", f"{4 * STARTS}s"]
+        job = Job(fabric, hosts, *running)
+
+        def shares():
+            before = sent(fabric, "a")
+            wait_until(lambda: sum(since(fabric, "a", before)) > 16 * size, STARTS, "16 transfers")
+            carried = since(fabric, "a", before)
+            return [round(100 * of / sum(carried)) for of in carried]
+
+        seen = []
+
+        def divided():
+            seen.append(shares())
+            return all(28 <= seen[-1][nic] <= 39 for nic in (0, 1, 3)) and seen[-1][2] <= 3
+
+        wait_until(divided, 2 * STARTS, "each of three NICs has a third")
+        note(f"shares of a's NICs, in percent: {seen[-1]}")
+        job.end()

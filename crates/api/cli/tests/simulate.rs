@@ -449,7 +449,9 @@ fn options_stand_below_their_headings() {
 #[test]
 fn switches_can_be_lost() {
     let step = |more: &[&str]| {
-        let words = ["plan", "--hosts", "16", "--pod-hosts", "8", "--oversubscription", "2"];
+        // stages in different pods: a ring over all hosts would hardly cross spines
+        let words = "plan --hosts 16 --pod-hosts 8 --oversubscription 2 --pipeline 2 --tensor 8";
+        let words: Vec<&str> = words.split(' ').collect();
         let plan = json(&[&words[..], more].concat());
         let all = plan["strategies"].as_array().unwrap();
         let of =
