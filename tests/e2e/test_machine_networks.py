@@ -118,7 +118,7 @@ def test_a_peer_with_one_nic_is_enough(logs):
 def test_one_nic_at_both_ends_protects_nothing(logs):
     """That is told, and the error is the program's, as soon as without us."""
     with Devices(logs, "--nics", "2") as fabric:
-        server, client = pair_with_one_nic(fabric, "ib_write_bw", ["-D", 20], "unb0")
+        server, client = pair_with_one_nic(fabric, "ib_write_bw", ["-n", 2_000_000], "unb0")
         why = lambda: [qp["why"] for qp in fabric.status()["qps"] if qp["state"] == "rts"]
         reason = "this host and the peer's have one NIC each"
         wait_until(lambda: client.ended() or why() == [reason] * 2, WAIT_SECONDS, "it is told")

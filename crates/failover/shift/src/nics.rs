@@ -130,7 +130,10 @@ impl NicTable {
     /// The GID that peers of NIC `i` know it by, where a program connects QPs by that index of its
     /// table and no `first_port` leads from there to the NIC's.
     pub(crate) fn alias(&self, i: usize, sgid_index: u8) -> Option<Gid> {
-        let own = self.device(i).is_some_and(|device| device.gid_index() == sgid_index);
+        let is_own = |device: &Arc<dyn Device>| {
+            (device.gid(), device.gid_index()) == (self.gid(i), sgid_index)
+        };
+        let own = self.device(i).as_ref().is_some_and(is_own);
         let gid = if own { None } else { self.nics.gid_at(i, sgid_index) };
         gid.filter(|gid| self.first_port(*gid) != self.gid(i))
     }
