@@ -106,6 +106,7 @@ apt-test:
 	@tests/apt.sh python3-pytest python3-pytest-xdist python3-pytest-timeout perftest \
 		ibverbs-utils rdmacm-utils make libibverbs-dev tshark iperf3 nftables iproute2 \
 		redis-server openssl g++ python3-venv python3-pyverbs ucx-utils openmpi-bin \
+		infiniband-diags libfabric-bin \
 		libopenmpi-dev hpcc qperf util-linux mount libisal2 python3-numpy valgrind gdb clang \
 		libclang-rt-14-dev pkg-config man-db python3-pip python3-setuptools python3-wheel \
 		prometheus python3-pyte python3-jsonschema python3-yaml chromium chromium-driver

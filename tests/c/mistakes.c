@@ -5,6 +5,9 @@
  *
  *   mistakes psn-ahead | psn-behind | qpn    a WRITE over two QPs that do not fit fails after the
  *                                            transport's own retries
+ *   mistakes psn-heard                       the same, though WRITEs of the peer have arrived
+ *   mistakes psn-once                        the same without retries
+ *   mistakes reads                           a READ with max_rd_atomic 0
  *   mistakes gid                             a peer that nobody is: to RTR, and an address handle
  *   mistakes length                          a message longer than max_msg_sz
  */
@@ -13,6 +16,7 @@
 enum { ERROR_WITHIN_US = 10 * 1000000, DEEP = 1 << 20 };
 
 static struct pair p;
+static int retry_cnt = 3, max_rd_atomic = 1;
 
 static void connect_one(struct ibv_qp *qp, uint32_t dest_qpn, uint32_t sq_psn, union ibv_gid gid,
                         int error)
@@ -43,31 +47,57 @@ static void connect_one(struct ibv_qp *qp, uint32_t dest_qpn, uint32_t sq_psn, u
         return;
     a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS,
                               .timeout = 12,
-                              .retry_cnt = 3,
+                              .retry_cnt = retry_cnt,
                               .rnr_retry = 7,
                               .sq_psn = sq_psn,
-                              .max_rd_atomic = 1 };
+                              .max_rd_atomic = max_rd_atomic };
     check(ibv_modify_qp(qp, &a,
                         IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
                             IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC),
           "to RTS");
 }
 
-static void does_not_fit(struct ibv_cq *cq, uint32_t dest_qpn, uint32_t sq_psn)
+/* The one completion that comes. */
+static void completes(struct ibv_cq *cq, uint64_t wr_id, enum ibv_wc_status status)
 {
     uint64_t since;
     struct ibv_wc wc;
     int n;
 
-    connect_one(p.from, dest_qpn, sq_psn, p.gid, 0);
-    connect_one(p.to, p.from->qp_num, DEEP, p.gid, 0);
-    check(post_write(&p, p.from, 7, 64), "ibv_post_send");
     for (since = now_us(); !(n = ibv_poll_cq(cq, 1, &wc));)
         if (now_us() - since > ERROR_WITHIN_US)
             fail("no completion within %d s", ERROR_WITHIN_US / 1000000);
-    if (n != 1 || wc.wr_id != 7 || wc.status != IBV_WC_RETRY_EXC_ERR)
+    if (n != 1 || wc.wr_id != wr_id || wc.status != status)
         fail("it completes with %s", n == 1 ? ibv_wc_status_str(wc.status) : "no WC");
-    printf("an error after %llu ms\n", (unsigned long long)(now_us() - since) / 1000);
+    printf("completes after %llu ms\n", (unsigned long long)(now_us() - since) / 1000);
+}
+
+static void does_not_fit(struct ibv_cq *cq, uint32_t dest_qpn, uint32_t sq_psn, int heard)
+{
+    connect_one(p.from, dest_qpn, sq_psn, p.gid, 0);
+    connect_one(p.to, p.from->qp_num, DEEP, p.gid, 0);
+    if (heard) {
+        check(post_write(&p, p.to, 5, 64), "ibv_post_send of the peer");
+        completes(cq, 5, IBV_WC_SUCCESS);
+    }
+    check(post_write(&p, p.from, 7, 64), "ibv_post_send");
+    completes(cq, 7, IBV_WC_RETRY_EXC_ERR);
+}
+
+static void reads(struct ibv_cq *cq)
+{
+    struct ibv_sge sge = { (uintptr_t)p.memory, 64, p.mr->lkey };
+    struct ibv_send_wr wr = { .wr_id = 7, .sg_list = &sge, .num_sge = 1,
+                              .opcode = IBV_WR_RDMA_READ },
+                       *bad;
+
+    max_rd_atomic = 0;
+    connect_one(p.from, p.to->qp_num, DEEP, p.gid, 0);
+    connect_one(p.to, p.from->qp_num, DEEP, p.gid, 0);
+    wr.wr.rdma.remote_addr = (uintptr_t)p.memory + PAIR_BYTES / 2;
+    wr.wr.rdma.rkey = p.mr->rkey;
+    check(ibv_post_send(p.from, &wr, &bad), "ibv_post_send");
+    completes(cq, 7, IBV_WC_LOC_QP_OP_ERR);
 }
 
 static void gid(void)
@@ -111,17 +141,24 @@ int main(int argc, char **argv)
     p.from = make_qp(&p, cq);
     p.to = make_qp(&p, cq);
     if (!strcmp(what, "psn-ahead"))
-        does_not_fit(cq, p.to->qp_num, DEEP + 5000);
+        does_not_fit(cq, p.to->qp_num, DEEP + 5000, 0);
     else if (!strcmp(what, "psn-behind"))
-        does_not_fit(cq, p.to->qp_num, DEEP - 5000);
+        does_not_fit(cq, p.to->qp_num, DEEP - 5000, 0);
     else if (!strcmp(what, "qpn"))
-        does_not_fit(cq, p.to->qp_num ^ 0xff, DEEP);
+        does_not_fit(cq, p.to->qp_num ^ 0xff, DEEP, 0);
+    else if (!strcmp(what, "psn-heard"))
+        does_not_fit(cq, p.to->qp_num, DEEP + 5000, 1);
+    else if (!strcmp(what, "psn-once"))
+        does_not_fit(cq, p.to->qp_num, DEEP + 5000, retry_cnt = 0);
+    else if (!strcmp(what, "reads"))
+        reads(cq);
     else if (!strcmp(what, "gid"))
         gid();
     else if (!strcmp(what, "length"))
         length();
     else
-        fail("usage: mistakes psn-ahead | psn-behind | qpn | gid | length");
+        fail("usage: mistakes psn-ahead | psn-behind | psn-heard | psn-once | qpn | reads | gid | "
+             "length");
     printf("done\n");
     return 0;
 }

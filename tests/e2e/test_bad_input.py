@@ -55,10 +55,15 @@ def test_wrong_keys_bounds_and_rights(logs, note):
         note(requester.output().splitlines()[-1])
 
 
-@pytest.mark.parametrize("what", ["psn-ahead", "psn-behind", "qpn", "gid", "length"])
+MISTAKES = ["psn-ahead", "psn-behind", "psn-heard", "psn-once", "qpn", "reads", "gid", "length"]
+
+
+@pytest.mark.parametrize("what", MISTAKES)
 def test_mistake_of_the_program(logs, note, device, what):
     """The program gets an error for its mistake, in the time of its transport, and no QP
     switches."""
+    if what == "psn-once" and device != "full":
+        pytest.skip("a QP that has stopped cannot go on there, and one try proves nothing")
     program = compile_c("mistakes", "-libverbs")
     with Fabric(logs) as fabric:
         process = fabric.run("a", [program, what], "a-mistakes")

@@ -9,10 +9,11 @@ kernels of tests/c/mpi_kernels.c on eight processes, which Unbroken migrates to 
 
 import pytest
 
-from lib.fabric import Fabric
+from lib.cc import compile_c
+from lib.fabric import UNBROKEN, Fabric
 from lib.hpcc import APM, TRANSPORTS, hpcc_running
-from lib.mpi import PORT_1, TWO_PORTS, Kernel
-from lib.process import Failure, wait_until
+from lib.mpi import COMMON, PORT_1, TWO_PORTS, Kernel
+from lib.process import Failure, needs, wait_until
 
 # MPI's ranks poll, and stand still where others compute beside them.
 pytestmark = [pytest.mark.mpi, pytest.mark.serial]
@@ -24,6 +25,8 @@ SECONDS = 120
 LEAST_BYTES = 50_000_000
 # The fault comes after so much.
 FAULT_BYTES = 100_000_000
+# OpenSHMEM: rounds of 64 kB, and what the NICs must have carried.
+SHMEM_ROUNDS, SHMEM_BYTES = 2_000, 10_000_000
 # What the last packets before a migration take on the port that is left.
 SILENCE_BYTES = 5_000_000
 # The kernels of tests/c/mpi_kernels.c: size, iterations; and what a host sends before the fault,
@@ -67,6 +70,38 @@ def hpcc(logs, transport: str, n: int, fault: str | None = None):
         if first < LEAST_BYTES or (fault and others < LEAST_BYTES):
             raise Failure(f"{first} bytes of payload on rail 0, {others} on the others")
         return f"{first / 1e6:.0f} MB on rail 0, {others / 1e6:.0f} MB on others"
+
+
+@pytest.mark.parametrize("fault", [None, "nic a/0 dead"], ids=["undisturbed", "nic dead"])
+@pytest.mark.parametrize("failover", [True, False], ids=["failover", "none"])
+def test_openshmem(logs, note, failover, fault):
+    """OpenSHMEM over UCX: the symmetric heap and static variables, WRITEs, READs and atomics. One
+    application, whose PEs find their hosts by their ranks: with two (`A : B`) Open MPI 4.1.4 mixes
+    up the memory of its PEs, over TCP too."""
+    if fault and not failover:
+        pytest.skip("it would not survive")
+    needs("oshrun", "openmpi-bin")
+    program = compile_c("openshmem", compiler="oshcc")
+    line = ["oshrun", *COMMON, "--mca", "pml", "ucx", "--mca", "spml", "ucx"]
+    line += ["-x", "UCX_NET_DEVICES=unb0:1", "-x", "UCX_TLS=rc_v,self"]
+    run = f"{UNBROKEN} run {'' if failover else '--no-failover'} --host"
+    host = '$(echo ab | cut -c $((OMPI_COMM_WORLD_RANK + 1)))'
+    line += ["-np", 2, "sh", "-c", f"exec {run} {host} -- {program} {SHMEM_ROUNDS}"]
+    with Fabric(logs) as fabric:
+        oshrun = fabric.start("oshrun", line)
+        if fault:
+            enough = lambda: payload(fabric, [0]) > SHMEM_BYTES
+            wait_until(lambda: oshrun.ended() or enough(), SECONDS, "traffic on rail 0")
+            fabric.fault(fault)
+        # Its own end, shmem_finalize, is a SIGSEGV over any transport.
+        oshrun.wait(SECONDS)
+        done = [f"PE {pe} of 2: {SHMEM_ROUNDS} rounds" for pe in range(2)]
+        if not all(line in oshrun.output() for line in done):
+            raise Failure("not all PEs have done their rounds")
+        first, others = payload(fabric, [0]), payload(fabric, [1, 2, 3])
+        if first < SHMEM_BYTES or (fault and others < SHMEM_BYTES):
+            raise Failure(f"{first} bytes of payload on rail 0, {others} on the others")
+        note(f"{first / 1e6:.0f} MB on rail 0, {others / 1e6:.0f} MB on others")
 
 
 @pytest.mark.parametrize("transport", [name for name in TRANSPORTS if name != APM], ids=word)

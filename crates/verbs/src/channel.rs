@@ -15,6 +15,8 @@ pub struct CompChannel {
     pending: Mutex<VecDeque<u64>>,
     /// Hint: events in `pending`. Written under its lock.
     waiting: AtomicU32,
+    /// Events that nobody has got yet: those in `pending`, and those on their way there.
+    ungot: AtomicU32,
     /// Queues that may owe an event, see [`Cq::remind`]: each once.
     owing: Mutex<Vec<Weak<Cq>>>,
     pub(crate) owner: Owner,
@@ -32,6 +34,7 @@ impl CompChannel {
             fd: EventFd::new(true, false)?,
             pending: Mutex::default(),
             waiting: AtomicU32::new(0),
+            ungot: AtomicU32::new(0),
             owing: Mutex::default(),
             owner,
         }))
@@ -47,8 +50,23 @@ impl CompChannel {
         self.waiting.load(Ordering::Acquire) > 0
     }
 
-    /// Raises an event of a queue of this channel: at once, or at the end of what the thread is
-    /// about ([`HeldEvents`]).
+    /// Whether there are events that nobody has got yet, also such as are about to be raised.
+    pub(crate) fn owes_events(&self) -> bool {
+        self.ungot.load(Ordering::Acquire) > 0
+    }
+
+    /// An event is about to be raised.
+    pub(crate) fn announce(&self) {
+        self.ungot.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// So many events were got, or withdrawn.
+    fn got(&self, events: usize) {
+        self.ungot.fetch_sub(events as u32, Ordering::AcqRel);
+    }
+
+    /// Raises an event of a queue of this channel, which was announced: at once, or at the end of
+    /// what the thread is about ([`HeldEvents`]).
     pub(crate) fn raise(self: &Arc<Self>, cookie: u64) {
         let held = HELD.with_borrow_mut(|held| {
             if held.holds {
@@ -98,6 +116,7 @@ impl CompChannel {
             let first = pending.pop_front();
             self.waiting.store(pending.len() as u32, Ordering::Release);
             if let Some(cookie) = first {
+                self.got(1);
                 return Ok(cookie);
             }
         }
@@ -108,6 +127,7 @@ impl CompChannel {
         let mut pending = self.pending();
         let waiting = pending.drain(..).count();
         self.waiting.store(0, Ordering::Release);
+        self.got(waiting);
         drop(pending);
         for _ in 0..waiting {
             // Each waiting event was signalled, or is about to be.
@@ -123,6 +143,7 @@ impl CompChannel {
         let before = pending.len();
         pending.retain(|c| *c != cookie);
         self.waiting.store(pending.len() as u32, Ordering::Release);
+        self.got(before - pending.len());
         for _ in pending.len()..before {
             self.fd.take_back();
         }

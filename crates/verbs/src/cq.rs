@@ -16,8 +16,9 @@
 //! its last event *owes* an event, which is raised when the program waits for one
 //! ([`CompChannel::get_event`]), or after a moment ([`Driver::remind_later`]), where that is not
 //! polled until then. A program that does poll gets no event without a completion (`ibv_rc_pingpong
-//! -e -t` ends at one). An event that was raised is never taken back: the program may have seen its
-//! descriptor readable.
+//! -e -t` ends at one): a poll that takes several leaves what an event was raised for that nobody
+//! has got yet ([`Cq::take_before_event`]). An event that was raised is never taken back: the
+//! program may have seen its descriptor readable.
 //!
 //! Lock order: `drivers` (read) → the turn ([`Cq::turn`]) → a device's engine → `ring`. A driver
 //! never attaches or detaches drivers, nor looks at those of a queue that it brings completions to.
@@ -134,6 +135,8 @@ impl Cq {
                 silent: 0,
                 silent_solicited: 0,
                 owed_for: 0,
+                told: 0,
+                event_for: 0,
                 overrun: false,
                 nudged: false,
             }),
@@ -241,10 +244,10 @@ impl Cq {
         } else {
             news = !std::mem::replace(&mut r.overrun, true);
         }
-        let fire = r.came(solicited || wc.status != WcStatus::Success as u32);
-        drop(r);
-        if fire {
-            self.raise();
+        if r.came(solicited || wc.status != WcStatus::Success as u32) {
+            self.raise(r);
+        } else {
+            drop(r);
         }
         if let (true, Some(tell)) = (news, &self.on_overrun) {
             tell(self.cookie());
@@ -274,9 +277,23 @@ impl Cq {
         }
     }
 
+    /// Takes one completion, unless an event that nobody has got yet was raised for it: a program
+    /// that takes it with an earlier one would find nothing when it gets that event.
+    pub fn take_before_event(&self, out: &mut Wc) -> Result<usize> {
+        let mut r = self.ring();
+        let waits = self.channel.as_ref().is_some_and(|channel| channel.owes_events());
+        match waits && r.event_is_for_next() {
+            true => Ok(0),
+            false => self.take_from(&mut r, std::slice::from_mut(out)),
+        }
+    }
+
     #[inline(never)]
     fn take_some(&self, out: &mut [Wc]) -> Result<usize> {
-        let mut r = self.ring();
+        self.take_from(&mut self.ring(), out)
+    }
+
+    fn take_from(&self, r: &mut Ring, out: &mut [Wc]) -> Result<usize> {
         if r.overrun {
             return Err(Error::device_gone(
                 "the completion queue overran: make it with more entries",
@@ -416,6 +433,7 @@ impl Cq {
         // A request for any completion is not weakened by a later one for solicited ones.
         r.armed =
             if solicited_only && r.armed != Armed::Any { Armed::Solicited } else { Armed::Any };
+        r.event_for = 0;
         let solicited_only = r.armed == Armed::Solicited;
         drop(r);
         if let Some(source) = &self.source {
@@ -468,9 +486,9 @@ impl Cq {
             return;
         }
         if std::mem::take(&mut r.owed_for) != 0 && r.waits_in_silence() != 0 {
-            r.said();
-            drop(r);
-            self.raise();
+            let first = r.first_untold();
+            r.said(first);
+            self.raise(r);
         }
     }
 
@@ -479,16 +497,18 @@ impl Cq {
     pub fn fire(&self) {
         let mut r = self.ring();
         if r.armed != Armed::No {
-            r.said();
-            drop(r);
-            self.raise();
+            let first = r.first_untold();
+            r.said(first);
+            self.raise(r);
         }
     }
 
-    fn raise(&self) {
-        if let Some(channel) = &self.channel {
-            channel.raise(self.cookie());
-        }
+    /// Raises an event, which the ring has taken note of: whoever polls next knows that it comes.
+    fn raise(&self, ring: MutexGuard<'_, Ring>) {
+        let Some(channel) = &self.channel else { return };
+        channel.announce();
+        drop(ring);
+        channel.raise(self.cookie());
     }
 
     /// The driver, where there is exactly one.
@@ -554,6 +574,7 @@ impl Cq {
         r.silent = if silent { r.pushed } else { 0 };
         r.silent_solicited = if silent_solicited { r.pushed } else { 0 };
         r.owed_for = if r.owed_for != 0 { r.waits_in_silence() } else { 0 };
+        r.event_for = 0;
         self.len.store(r.hint(), Ordering::Release);
     }
 

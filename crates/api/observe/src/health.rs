@@ -5,7 +5,7 @@ use unbroken_events::NicStatus;
 use unbroken_units::text::{counted, shown_lines};
 
 use crate::snapshot::{host_of, QpCounts, Snapshot};
-use crate::totals::Trouble;
+use crate::totals::{FailedQp, Trouble};
 
 /// Events carry the wall clock, which may have been set between two of them by so much.
 const SLACK_US: u64 = 100_000;
@@ -225,19 +225,21 @@ fn judge(snapshot: &Snapshot, host: &str, nics: &[&NicStatus]) -> HostHealth {
 
 /// QPs of a host that failed for good: those of processes that live, also where they are destroyed;
 /// those that failed since a NIC is as it is now; and those that failed a short time ago, unless
-/// something has recovered since. What became of a program that has ended is the scheduler's to
+/// the programs were the reason, or something has recovered since. What became of a program that has ended is the scheduler's to
 /// judge once its NICs are well.
 fn given_up(snapshot: &Snapshot, host: &str, impaired: &[Impaired]) -> u64 {
     let lives = |pid: u32| snapshot.processes.iter().any(|process| process.pid == pid);
     let wall_us = |i: &Impaired| (i.since_unix_s * 1e6) as u64;
     let begun = impaired.iter().filter(|i| i.since_unix_s > 0.0).map(wall_us).min();
-    let since = |failed: &Trouble| {
-        begun.is_some_and(|begun| failed.wall_us.saturating_add(SLACK_US) >= begun)
+    let since = |failed: &FailedQp| {
+        begun.is_some_and(|begun| failed.trouble.wall_us.saturating_add(SLACK_US) >= begun)
     };
     let now_us = snapshot.time_us;
-    let of_late = |failed: &Trouble| {
-        failed.since_us.saturating_add(RECENT_FAILURE_US) > now_us
-            && !snapshot.totals.recovered_since(failed.since_us, now_us)
+    let of_late = |failed: &FailedQp| {
+        let at_us = failed.trouble.since_us;
+        !failed.of_programs
+            && at_us.saturating_add(RECENT_FAILURE_US) > now_us
+            && !snapshot.totals.recovered_since(at_us, now_us)
     };
     let counts = |pid, failed| lives(pid) || since(failed) || of_late(failed);
     let failed = snapshot.totals.failed.iter().filter(|((_, of, _), _)| of == host);
@@ -428,7 +430,12 @@ mod tests {
     #[test]
     fn a_program_that_died_of_a_nic_is_a_failure_while_that_is_out() {
         let fault = What::Fault { fault: "nic a/0 dead".into(), lasts_us: None, every_us: None };
-        let gave_up = |qp| What::GiveUp { host: "a".into(), qp, why: "a/0 has died".into() };
+        let gave_up = |qp| What::GiveUp {
+            host: "a".into(),
+            qp,
+            why: "a/0 has died".into(),
+            of_programs: false,
+        };
         let mut totals = Totals::default();
         for (at, what) in [(1_000_000, gave_up(1)), (2_000_000, fault), (2_000_100, gave_up(2))] {
             totals.add(&Event { time_us: at, wall_us: at + 7_000_000, pid: 99, what });
@@ -452,15 +459,20 @@ mod tests {
     /// Where nothing is wrong with a NIC, a program that failed and has ended counts for a while.
     #[test]
     fn a_program_that_has_just_failed_is_a_failure() {
-        let what = What::GiveUp { host: "a".into(), qp: 1, why: "retries exceeded".into() };
-        let mut totals = Totals::default();
-        totals.add(&Event { time_us: 4_000_000, wall_us: 9_000_000, pid: 99, what });
-        let mut snapshot = seen(vec![nic("a/0", "active", &[])], QpCounts::default());
-        snapshot.totals = Arc::new(totals);
+        let after = |of_programs| {
+            let why = "retries exceeded".into();
+            let what = What::GiveUp { host: "a".into(), qp: 1, why, of_programs };
+            let mut totals = Totals::default();
+            totals.add(&Event { time_us: 4_000_000, wall_us: 9_000_000, pid: 99, what });
+            let snapshot = seen(vec![nic("a/0", "active", &[])], QpCounts::default());
+            Snapshot { totals: Arc::new(totals), ..snapshot }
+        };
+        let mut snapshot = after(false);
         let of = health(&snapshot, None);
         assert_eq!((of.verdict, of.exit_status), (Verdict::Failed, 2));
         snapshot.time_us += RECENT_FAILURE_US;
         assert_eq!(health(&snapshot, None).verdict, Verdict::Healthy, "long ago");
+        assert_eq!(health(&after(true), None).verdict, Verdict::Healthy, "its peer had ended");
     }
 
     #[test]

@@ -67,6 +67,15 @@ pub struct Trouble {
     pub wall_us: u64,
 }
 
+/// A queue pair that failed for good.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FailedQp {
+    /// When, and why.
+    pub trouble: Trouble,
+    /// The programs are the reason, and nothing of the host.
+    pub of_programs: bool,
+}
+
 /// A fault that somebody has set.
 #[derive(Clone, Debug)]
 struct SetFault {
@@ -112,7 +121,7 @@ pub struct Totals {
     /// NICs whose last event is that they died or went down.
     pub troubles: BTreeMap<String, Trouble>,
     /// QPs that failed for good: process and QP, with when and why.
-    pub failed: HashMap<(u32, String, u32), Trouble>,
+    pub failed: HashMap<(u32, String, u32), FailedQp>,
     /// The last events, the oldest first.
     pub recent: VecDeque<Event>,
     faults: VecDeque<SetFault>,
@@ -156,10 +165,11 @@ impl Totals {
                 self.troubles.remove(nic);
                 self.active_us = self.active_us.max(event.time_us);
             }
-            What::GiveUp { host, qp, why } => {
+            What::GiveUp { host, qp, why, of_programs } => {
                 count(&mut self.give_ups, host);
                 if self.failed.len() < MAX_QPS {
-                    self.failed.insert((event.pid, host.clone(), *qp), trouble(why));
+                    let failed = FailedQp { trouble: trouble(why), of_programs: *of_programs };
+                    self.failed.insert((event.pid, host.clone(), *qp), failed);
                 }
             }
             What::PathMigrated { .. } => self.migrations[0] += 1,

@@ -18,7 +18,7 @@ const ERROR: u8 = 2;
 pub fn spans(event: &Event) -> Vec<Value> {
     match &event.what {
         What::Switch(switch) => switch_spans(event, switch),
-        What::GiveUp { host, qp, why } => {
+        What::GiveUp { host, qp, why, .. } => {
             let trace = id(&[host, &event.pid.to_string(), &qp.to_string(), "give-up"]);
             let attributes = [("host", host.as_str()), ("reason", why)];
             let mut span = span(&trace, "", "give up", [event.wall_us; 2], &attributes);
@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn a_failure_is_an_error_and_others_are_none() {
         let why = "no path".to_owned();
-        let event = Event::now(What::GiveUp { host: "a".into(), qp: 2, why });
+        let event = Event::now(What::GiveUp { host: "a".into(), qp: 2, why, of_programs: false });
         assert_eq!(spans(&event)[0]["status"]["code"], ERROR);
         assert!(spans(&Event::now(What::PortDown { nic: "a/0".into() })).is_empty());
         let request = request(&spans(&event), "node1");

@@ -18,7 +18,9 @@ pub fn event_in_words(event: &Event) -> String {
         What::PortDown { nic } => format!("port down       {nic}"),
         What::PortActive { nic } => format!("port active     {nic}"),
         What::DeviceFatal { nic } => format!("device fatal    {nic}"),
-        What::GiveUp { host, qp, why } => format!("gave up         host {host} qp {qp:#x}: {why}"),
+        What::GiveUp { host, qp, why, .. } => {
+            format!("gave up         host {host} qp {qp:#x}: {why}")
+        }
         What::Unprotected { host, qp, why } => {
             format!("unprotected     host {host} qp {qp:#x}: {why}")
         }

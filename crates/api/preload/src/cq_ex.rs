@@ -90,10 +90,10 @@ unsafe fn unlock(cq: *mut ibv_cq_ex) {
     }
 }
 
-/// It takes what was there when `start_poll` was called. What has come since raised an event, if
-/// the queue was armed, and a program that took it here would find the queue empty at that event
+/// It takes what was there when `start_poll` was called, and for which no event waits. A program
+/// that took here what came since it armed the queue would find the queue empty at its event
 /// (`ibv_rc_pingpong -e -t` ends then): a NIC gives it a microsecond for that, and we as long as it
-/// takes to post.
+/// takes to post, or to get a core again between arming and polling.
 pub unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: a queue of ours, whose lock this thread holds since start_poll.
     unsafe {
@@ -102,7 +102,7 @@ pub unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
             return libc::ENOENT;
         }
         *left -= 1;
-        bring_to_hand(cq, |object, out| object.cq.take(out))
+        bring_to_hand(cq, |object, out| object.cq.take_before_event(&mut out[0]))
     }
 }
 

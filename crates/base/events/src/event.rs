@@ -77,6 +77,10 @@ pub enum What {
         qp: u32,
         /// Why no switch was possible.
         why: String,
+        /// The programs are the reason, and nothing of this host: the peer had ended or refused, or
+        /// the two ends never fitted.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        of_programs: bool,
     },
     /// A logical QP was connected without a backup.
     Unprotected {

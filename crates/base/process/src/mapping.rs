@@ -3,23 +3,23 @@
 //! A software NIC reaches registered memory by its address. If a program unmaps a registered range,
 //! the kernel gives its addresses to whoever maps next; were that the library, a peer's WRITE would
 //! land in the library's own memory. So all that the library maps lies in a range of addresses
-//! that the kernel never chooses by itself, and no address in it is used twice.
+//! that the kernel never chooses by itself.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// The range: far above executables and heaps, and far below where the kernel puts mappings and
-/// stacks. At the rate of a gigabyte a second it lasts for eight hours; then, and where an address
-/// cannot be had, the kernel chooses.
+/// The range: above executables, heaps and the memory of sanitizers, and below where the kernel
+/// puts mappings and stacks. (Open MPI's OpenSHMEM takes whatever lies below an executable for its
+/// variables.) At its end it begins again. Where an address cannot be had, the kernel chooses.
 #[cfg(target_pointer_width = "64")]
-const RANGE: std::ops::Range<usize> = 0x2000_0000_0000..0x3fff_ffff_0000;
+const RANGE: std::ops::Range<usize> = 0x6800_0000_0000..0x7000_0000_0000;
 #[cfg(not(target_pointer_width = "64"))]
 const RANGE: std::ops::Range<usize> = 0..0;
 /// The range begins at a random page of its first part, so that nobody knows the addresses.
-const RANDOM_BYTES: usize = 1 << 43;
+const RANDOM_BYTES: usize = 1 << 42;
 /// How often another address is tried.
 const TRIES: usize = 16;
 /// After an address that is taken, the next to try lies so much further: what lies there (a
@@ -30,6 +30,8 @@ const LARGE_BYTES: usize = 128 << 10;
 
 /// The next address to use; 0 before the first.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
+/// The range belongs to somebody else: a sanitizer, an emulator.
+static REFUSED: AtomicBool = AtomicBool::new(false);
 
 /// The size of a page.
 pub(crate) fn page_bytes() -> usize {
@@ -49,16 +51,20 @@ fn first_address() -> usize {
     RANGE.start + (usize::from_ne_bytes(random) % RANDOM_BYTES) / page_bytes() * page_bytes()
 }
 
-/// Takes `bytes` (whole pages) of the range; `None` when it is used up.
+/// Takes `bytes` (whole pages) of the range; `None` if there is none for so many.
 fn take_address(bytes: usize) -> Option<usize> {
+    if RANGE.len() < bytes {
+        return None;
+    }
     if NEXT.load(Ordering::Relaxed) == 0 {
         // Whoever is second keeps the first one's.
         let _ = NEXT.compare_exchange(0, first_address(), Ordering::Relaxed, Ordering::Relaxed);
     }
-    NEXT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |at| {
-        at.checked_add(bytes).filter(|end| *end <= RANGE.end)
-    })
-    .ok()
+    // The end of what is taken, from which its beginning follows.
+    let end_of = |at: usize| if at + bytes > RANGE.end { RANGE.start + bytes } else { at + bytes };
+    let update = |at| Some(end_of(at));
+    let before = NEXT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, update).ok()?;
+    Some(end_of(before) - bytes)
 }
 
 /// By a system call, since other libraries replace the C library's `mmap`: see [`crate::spawn`].
@@ -82,26 +88,27 @@ pub fn map(bytes: usize, file: Option<BorrowedFd<'_>>) -> io::Result<NonNull<u8>
         Some(file) => (libc::MAP_SHARED, file.as_raw_fd()),
         None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1),
     };
-    let mut mapped = None;
+    let apart = map_in_range(bytes, flags, fd);
+    let at = apart.map_or_else(|| map_at(0, bytes, flags, fd), Ok)?;
+    NonNull::new(at as *mut u8).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+}
+
+fn map_in_range(bytes: usize, flags: libc::c_int, fd: libc::c_int) -> Option<usize> {
+    if REFUSED.load(Ordering::Relaxed) {
+        return None;
+    }
     for _ in 0..TRIES {
-        let Some(address) = take_address(bytes) else { break };
-        match map_at(address, bytes, flags | libc::MAP_FIXED_NOREPLACE, fd) {
-            Ok(at) => {
-                mapped = Some(at);
-                break;
-            }
+        match map_at(take_address(bytes)?, bytes, flags | libc::MAP_FIXED_NOREPLACE, fd) {
+            Ok(at) => return Some(at),
             Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {
                 let _ = take_address(STRIDE_BYTES);
             }
-            // The address may be the reason, too.
-            Err(_) => break,
+            // The address may be the reason, too; where it is not, it says so again.
+            Err(_) => return None,
         }
     }
-    let at = match mapped {
-        Some(at) => at,
-        None => map_at(0, bytes, flags, fd)?,
-    };
-    NonNull::new(at as *mut u8).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+    REFUSED.store(true, Ordering::Relaxed);
+    None
 }
 
 /// Gives back memory of [`map`].
@@ -178,12 +185,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_address_is_used_twice_and_all_lie_in_the_range() {
+    fn addresses_are_used_in_turn_and_lie_in_the_range() {
         let mut last = 0;
         for bytes in [1, 4096, 5000, 1 << 20] {
             let at = map(bytes, None).unwrap();
             assert!(RANGE.contains(&(at.as_ptr() as usize)), "{at:?}");
-            assert!(at.as_ptr() as usize > last);
+            assert_ne!(at.as_ptr() as usize, last, "not at once again");
             last = at.as_ptr() as usize;
             // SAFETY: mapped with so many bytes, and not used after this.
             unsafe {

@@ -268,6 +268,8 @@ pub struct Progress {
     pub executed: u64,
     /// Sends not awaiting data that have completed.
     pub completed: u64,
+    /// The peer has answered a request, if only by saying that it has no receive: the ends fit.
+    pub answered: bool,
     /// Waiting because the peer had no receive: silence, but not a failure.
     pub waiting_rnr: bool,
     /// In SQD, with all complete that was started: what is outstanding waits for the application.

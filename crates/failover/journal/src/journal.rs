@@ -188,6 +188,7 @@ impl Journal {
             advanced: self.advanced,
             executed: self.consumed,
             completed: self.completed.all,
+            answered: self.advanced > 0,
             waiting_rnr: self.consumers > self.completed.receives,
             resting: false,
             keys_changed: self.keys_changed,

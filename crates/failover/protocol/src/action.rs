@@ -175,6 +175,12 @@ pub enum FailCause {
 }
 
 impl FailCause {
+    /// Whether the programs are the reason, and no NIC or path: the peer has ended or refused, or
+    /// the two ends never fitted.
+    pub const fn is_of_programs(self) -> bool {
+        matches!(self, FailCause::Refused(_) | FailCause::PeerClosed | FailCause::NeverWorked)
+    }
+
     /// A sentence for logs.
     pub const fn describe(self) -> &'static str {
         match self {

@@ -59,6 +59,9 @@ const MAX_ACTIONS: usize = 1024;
 /// One for which no send waited is reported when the QP takes sends again: when the next comes is
 /// up to the application.
 const REPORT_WAIT_US: u64 = 1_000_000;
+/// A transport that gives up so often, each time on a path that is found alive before and after,
+/// has an end that does not fit.
+pub(super) const PROOFS: u32 = 3;
 /// How often that is looked at: first, and at most.
 const REPORT_LOOK_US: u64 = 500;
 /// See `REPORT_LOOK_US`.
@@ -89,6 +92,9 @@ pub struct Executor {
     was_alive: bool,
     /// How often the transport went on since something moved, and how far it was then.
     went_on: (u32, u64),
+    /// How often the transport went on for the sake of proof: it had given up sooner than its path
+    /// could be known to live all the time.
+    proofs: u32,
     /// The transport has been told to insist.
     insists: bool,
     revivals: Revivals,
@@ -120,6 +126,7 @@ impl Executor {
             gave_up: None,
             was_alive: false,
             went_on: (0, 0),
+            proofs: 0,
             insists: false,
             revivals: Revivals::default(),
             held: None,
@@ -232,19 +239,22 @@ impl Executor {
         self.run(env);
     }
 
-    /// Nothing was acknowledged and nothing received since the QP was connected, as far as its
-    /// device can tell.
-    fn never_worked(&self, env: &mut impl Env) -> bool {
-        // A path that has come back only after the last try has had no chance to carry anything.
-        if self.gave_up.is_some() && !self.was_alive {
-            return false;
-        }
+    /// No request has had an answer since the QP was connected, as far as its device can tell. What
+    /// the peer sends says nothing of that: each direction has a PSN of its own.
+    pub(super) fn unanswered(&self, env: &mut impl Env) -> bool {
         if self.lqp.epoch() > 0 || left_out!(self.lqp.mutation(), UnprovenRevived) {
             return false;
         }
         let p = env.progress();
-        (p.advanced, p.executed, p.completed, p.first_moved_us, p.unannounced_sends)
-            == (0, 0, 0, None, 0)
+        let heard = left_out!(self.lqp.mutation(), HeardIsProof) && p.first_moved_us.is_some();
+        (p.advanced, p.completed, p.answered || heard, p.unannounced_sends) == (0, 0, false, 0)
+    }
+
+    /// Whether that is the QP's own fault, and not its path's.
+    fn never_worked(&self, env: &mut impl Env) -> bool {
+        // A path that has come back only after the last try has had no chance to carry anything.
+        let had_none = self.gave_up.is_some() && !self.was_alive && self.proofs < PROOFS;
+        !had_none && self.unanswered(env)
     }
 
     /// Prepares a planned switch to the best path that is wanted and believed alive. Gives whether

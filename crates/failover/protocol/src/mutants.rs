@@ -28,6 +28,8 @@ pub enum Mutation {
     EndedRevived,
     /// A QP through which nothing ever came gets a fresh life, too.
     UnprovenRevived,
+    /// What the peer has sent counts as proof that our requests arrive.
+    HeardIsProof,
     /// A path that was found alive once counts as one that was alive all the time.
     AliveOnce,
     /// A path that does not answer is given up although no other answers either.

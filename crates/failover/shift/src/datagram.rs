@@ -199,6 +199,7 @@ pub(crate) fn tick(qp: &Qp, g: &mut Gate) -> Option<u64> {
             host: qp.core.nics.host(),
             qp: qp.qpn(),
             why: "no NIC works".into(),
+            of_programs: false,
         });
         give_up(qp, g, &backlog);
         g.why_not = "failed";

@@ -299,7 +299,9 @@ impl Env for Io<'_> {
     fn gives_up(&mut self, lqp: &LogicalQp, cause: FailCause, status: WcStatus) {
         let core = &self.qp.core;
         let why = explain::give_up(&core.nics, lqp, self.peer, cause, status);
-        core.events.emit(What::GiveUp { host: core.nics.host(), qp: self.qp.qpn(), why });
+        let (host, qp) = (core.nics.host(), self.qp.qpn());
+        let of_programs = cause.is_of_programs();
+        core.events.emit(What::GiveUp { host, qp, why, of_programs });
     }
 
     fn revives_in_vain(&mut self, lives: u32, wait_us: u64) {

@@ -45,7 +45,9 @@ fn words(what: &What) -> String {
         What::PathMigrationFailed { host, qp, from, to } => {
             format!("QP {qp:#x} of host {host} cannot migrate from {from} to {to}")
         }
-        What::GiveUp { host, qp, why } => format!("QP {qp:#x} of host {host} has failed: {why}"),
+        What::GiveUp { host, qp, why, .. } => {
+            format!("QP {qp:#x} of host {host} has failed: {why}")
+        }
         What::DeviceFatal { nic } => format!("{nic} has died"),
         What::PortDown { nic } => format!("{nic} has lost its link"),
         What::PortActive { nic } => format!("{nic} works"),

@@ -131,6 +131,7 @@ impl RcQp {
             advanced: self.requester.advanced(),
             executed: self.responder.executed().all,
             completed: self.requester.completed().all,
+            answered: self.requester.advanced() > 0 || self.requester.waiting_rnr(),
             waiting_rnr: self.requester.waiting_rnr(),
             resting: self.state == QpState::Sqd && self.requester.drained(),
             keys_changed: self.changed_keys(),

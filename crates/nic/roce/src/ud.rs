@@ -65,6 +65,24 @@ pub struct UdRoute {
     pub dst: Gid,
     /// The sender's LID with link layer InfiniBand, else 0.
     pub slid: u16,
+    /// The class of service that it came with.
+    pub traffic_class: u8,
+    /// How many more routers it might have passed.
+    pub hop_limit: u8,
+}
+
+impl Default for UdRoute {
+    /// From nobody to nobody, over no router.
+    fn default() -> UdRoute {
+        UdRoute {
+            src: Gid::default(),
+            src_qpn: None,
+            dst: Gid::default(),
+            slid: 0,
+            traffic_class: 0,
+            hop_limit: 64,
+        }
+    }
 }
 
 /// The transport of one UD QP.
@@ -398,28 +416,28 @@ impl UdQp {
 /// What stands before a datagram in the receive buffer: a GRH, an IPv6 header, or 20 bytes of
 /// nothing and an IPv4 header.
 fn grh(route: &UdRoute, imm_len: usize, payload_len: usize) -> [u8; GRH_BYTES] {
-    let UdRoute { src, dst, slid, .. } = *route;
-    // UDP header, BTH, DETH, immediate, ICRC; what softnic does not see of the packet (TOS, TTL,
-    // checksums) is a plausible constant.
+    let UdRoute { src, dst, slid, traffic_class, hop_limit, .. } = *route;
+    // UDP header, BTH, DETH, immediate, ICRC; what softnic does not see of the packet (the header's
+    // checksum) is zero.
     let udp_len = (8 + 12 + 8 + imm_len + payload_len + pad_of(payload_len) as usize + 4) as u16;
     let mut g = [0u8; GRH_BYTES];
     match (src.to_ipv4(), dst.to_ipv4()) {
         (Some(src), Some(dst)) => {
-            g[20] = 0x45;
+            (g[20], g[21]) = (0x45, traffic_class);
             g[22..24].copy_from_slice(&(udp_len + 20).to_be_bytes());
             g[26] = 0x40;
-            g[28] = 64;
+            g[28] = hop_limit;
             g[29] = 17;
             g[32..36].copy_from_slice(&src.octets());
             g[36..40].copy_from_slice(&dst.octets());
         }
         _ => {
-            g[0] = 0x60;
+            (g[0], g[1]) = (0x60 | traffic_class >> 4, traffic_class << 4);
             // A GRH is followed by the BTH (next header 0x1b), an IPv6 header by UDP.
             let (len, next) = if slid == 0 { (udp_len, 17) } else { (udp_len - 8, 0x1b) };
             g[4..6].copy_from_slice(&len.to_be_bytes());
             g[6] = next;
-            g[7] = 64;
+            g[7] = hop_limit;
             g[8..24].copy_from_slice(&src.0);
             g[24..40].copy_from_slice(&dst.0);
         }

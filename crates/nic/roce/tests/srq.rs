@@ -292,7 +292,7 @@ fn ud_and_uc_share_too() {
         sink.packets.iter().map(|(_, bytes)| Packet::parse(bytes).unwrap()).collect();
     assert_eq!(packets.len(), 4);
     uc[1].handle_packet(&packets[1], &mem, &mut wcs);
-    let route = UdRoute { src: Gid::default(), src_qpn: None, dst: Gid::default(), slid: 0 };
+    let route = UdRoute::default();
     ud[1].handle_packet(&packets[0], &route, &mem, &mut wcs);
     assert_eq!(queue.ids(), [2, 3]);
     uc[1].handle_packet(&packets[2], &mem, &mut wcs);

@@ -39,7 +39,7 @@ fn gid(s: &str) -> Gid {
 }
 
 fn route(src: &str, dst: &str) -> UdRoute {
-    UdRoute { src: gid(src), src_qpn: None, dst: gid(dst), slid: 0 }
+    UdRoute { src: gid(src), dst: gid(dst), ..UdRoute::default() }
 }
 
 /// Posts one send from QP 3 and gives the packet.
@@ -71,7 +71,7 @@ fn over_infiniband_the_sender_decides_about_the_grh() {
         });
         let bytes = sent(&mut a, &mem, &mut wcs, &SendWr { ud, ..wr(1, SendOpcode::Send, &sges) });
         b.post_recv(&RecvWr { wr_id: 7, sges: &[sge(DST, 0, 100)] }, &mut wcs).unwrap();
-        let from = UdRoute { src: ports[0], src_qpn: None, dst: ports[1], slid: 128 };
+        let from = UdRoute { src: ports[0], dst: ports[1], slid: 128, ..UdRoute::default() };
         b.handle_packet(&Packet::parse(&bytes).unwrap(), &from, &mem, &mut wcs);
         let (wc, _) = wcs.recvs.pop().unwrap();
         assert_eq!((wc.byte_len, wc.slid, wc.sl), (45, 128, 0));

@@ -244,6 +244,9 @@ impl Nic {
         if let (QpType::Rc, false, Some(plain)) = (init.qp_type, init.control, &e.id.plain) {
             entry.flushes = plain.flushes(qpn, &caps, init.srq.is_some());
         }
+        if init.qp_type == QpType::Ud && !init.control {
+            e.tell_marks();
+        }
         e.progress_counters.begin(qpn as u16);
         e.qps.insert(qpn as u16, entry);
         drop(e);

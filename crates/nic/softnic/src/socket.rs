@@ -8,6 +8,11 @@
 //! the id. (A connected socket would save the kernel a look-up, but counts ids from a random
 //! number.)
 
+mod control;
+
+pub(crate) use control::Marks;
+
+use control::Control;
 use std::io;
 use std::mem::{size_of, zeroed, MaybeUninit};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -25,7 +30,6 @@ pub(crate) const RX_DATAGRAMS: usize = 8;
 /// The longest datagram or run of segments.
 const RX_BYTES: usize = 65_536;
 
-const UDP_SEGMENT: libc::c_int = 103;
 const UDP_GRO: libc::c_int = 104;
 
 /// A socket address as the kernel wants it.
@@ -203,6 +207,17 @@ impl RxSocket {
         Ok(RxSocket { fd, slot, rcvbuf })
     }
 
+    /// From now on each datagram comes with its marks. Where that cannot be, it has the usual ones.
+    pub(crate) fn tell_marks(&self, ip: IpAddr) {
+        let (level, names) = match ip {
+            IpAddr::V4(_) => (libc::IPPROTO_IP, [libc::IP_RECVTOS, libc::IP_RECVTTL]),
+            IpAddr::V6(_) => (libc::IPPROTO_IPV6, [libc::IPV6_RECVTCLASS, libc::IPV6_RECVHOPLIMIT]),
+        };
+        for name in names {
+            let _ = set_option(self.as_raw_fd(), level, name, 1);
+        }
+    }
+
     pub(crate) fn slot(&self) -> u16 {
         self.slot
     }
@@ -252,49 +267,22 @@ impl AsRawFd for TxSocket {
     }
 }
 
-/// Room for one control message with an int.
-#[repr(C, align(8))]
-#[derive(Clone, Copy)]
-struct Control {
-    header: libc::cmsghdr,
-    value: libc::c_int,
-    pad: libc::c_int,
-}
-
-impl Control {
-    fn empty() -> Control {
-        // SAFETY: plain integers, for which zero is valid.
-        unsafe { zeroed() }
-    }
-
-    /// The UDP_SEGMENT message for segments of `bytes`.
-    fn segment(bytes: u16) -> Control {
-        let mut c = Control::empty();
-        c.header.cmsg_level = libc::SOL_UDP;
-        c.header.cmsg_type = UDP_SEGMENT;
-        c.header.cmsg_len = (size_of::<libc::cmsghdr>() + size_of::<u16>()) as _;
-        c.value = libc::c_int::from_ne_bytes({
-            let b = bytes.to_ne_bytes();
-            [b[0], b[1], 0, 0]
-        });
-        c
-    }
-}
-
 /// A datagram, or a run of segments from one sender that the kernel put together.
 pub(crate) struct Datagram<'a> {
     pub(crate) src: SocketAddr,
     /// Bytes of each segment; the last may be shorter.
     pub(crate) segment: usize,
     pub(crate) bytes: &'a [u8],
+    /// See [`RxSocket::tell_marks`].
+    pub(crate) marks: Marks,
 }
 
 /// Buffers for receiving.
 pub(crate) struct RxRing {
     bytes: Box<[u8]>,
     names: [RawAddr; RX_DATAGRAMS],
-    /// Room for two: UDP_GRO, and SO_RXQ_OVFL once something was lost.
-    controls: [[Control; 2]; RX_DATAGRAMS],
+    /// Room for UDP_GRO, SO_RXQ_OVFL once something was lost, and two marks.
+    controls: [[Control; 4]; RX_DATAGRAMS],
     got: [Got; RX_DATAGRAMS],
     /// How many to ask for next.
     ask: usize,
@@ -310,6 +298,7 @@ pub(crate) struct RxRing {
 struct Got {
     bytes: usize,
     segment: usize,
+    marks: Marks,
 }
 
 impl RxRing {
@@ -317,8 +306,8 @@ impl RxRing {
         RxRing {
             bytes: vec![0; RX_DATAGRAMS * RX_BYTES].into_boxed_slice(),
             names: [RawAddr::empty(); RX_DATAGRAMS],
-            controls: [[Control::empty(); 2]; RX_DATAGRAMS],
-            got: [Got { bytes: 0, segment: 0 }; RX_DATAGRAMS],
+            controls: [[Control::empty(); 4]; RX_DATAGRAMS],
+            got: [Got { bytes: 0, segment: 0, marks: Marks::default() }; RX_DATAGRAMS],
             ask: 1,
             full: false,
             may_have_more: false,
@@ -346,7 +335,7 @@ impl RxRing {
             h.msg_iov = &raw mut *iov;
             h.msg_iovlen = 1;
             h.msg_control = (&raw mut self.controls[i]).cast();
-            h.msg_controllen = size_of::<[Control; 2]>() as _;
+            h.msg_controllen = size_of::<[Control; 4]>() as _;
         }
         let (fd, flags) =
             (libc::c_long::from(socket.as_raw_fd()), libc::c_long::from(libc::MSG_DONTWAIT));
@@ -372,16 +361,21 @@ impl RxRing {
             // than that.
             let msg = unsafe { msg.assume_init_ref() };
             let bytes = msg.msg_len as usize;
-            let mut segment = bytes.max(1);
+            let (mut segment, mut marks) = (bytes.max(1), Marks::default());
             let told = msg.msg_hdr.msg_controllen.div_ceil(size_of::<Control>());
             for c in self.controls[i].iter().take(told) {
                 match (c.header.cmsg_level, c.header.cmsg_type) {
                     (libc::SOL_UDP, UDP_GRO) if c.value > 0 => segment = c.value as usize,
                     (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => self.lost = c.value as u32,
+                    (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                        marks.class = c.byte()
+                    }
+                    (libc::IPPROTO_IP, libc::IP_TTL)
+                    | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => marks.hops = c.byte(),
                     _ => {}
                 }
             }
-            self.got[i] = Got { bytes, segment };
+            self.got[i] = Got { bytes, segment, marks };
         }
         n
     }
@@ -407,9 +401,9 @@ impl RxRing {
 
     /// The `i`th datagram of the last [`RxRing::receive`].
     pub(crate) fn datagram(&self, i: usize) -> Option<Datagram<'_>> {
-        let Got { bytes, segment } = self.got[i];
+        let Got { bytes, segment, marks } = self.got[i];
         let src = self.names[i].get()?;
-        Some(Datagram { src, segment, bytes: &self.bytes[i * RX_BYTES..][..bytes] })
+        Some(Datagram { src, segment, bytes: &self.bytes[i * RX_BYTES..][..bytes], marks })
     }
 }
 
@@ -422,6 +416,14 @@ pub(crate) struct Message {
     /// Where it lies in the caller's buffer.
     pub(crate) at: usize,
     pub(crate) bytes: usize,
+    pub(crate) marks: Marks,
+}
+
+impl Message {
+    /// Whether the address is all that the kernel is told of it.
+    fn is_plain(&self) -> bool {
+        self.segment == 0 && self.marks == Marks::default()
+    }
 }
 
 /// Messages for one `sendmmsg`.
@@ -446,7 +448,7 @@ pub(crate) fn send<'a>(
     let mut sent = 0;
     for m in messages {
         let done =
-            if m.segment == 0 { send_datagram(fd, m, buffer) } else { send_run(fd, m, buffer) };
+            if m.is_plain() { send_datagram(fd, m, buffer) } else { send_run(fd, m, buffer) };
         match done {
             Ok(()) => sent += 1,
             // The error is that of the first message of the next call.
@@ -507,7 +509,7 @@ fn header_of(
     m: &Message,
     buffer: &[u8],
     iov: &mut MaybeUninit<libc::iovec>,
-    control: &mut MaybeUninit<Control>,
+    control: &mut MaybeUninit<[Control; 3]>,
 ) -> libc::msghdr {
     let bytes = &buffer[m.at..m.at + m.bytes];
     // SAFETY: integers and pointers, for which zero is valid.
@@ -517,40 +519,29 @@ fn header_of(
     h.msg_iov =
         iov.write(libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() });
     h.msg_iovlen = 1;
-    if m.segment > 0 {
-        h.msg_control = (&raw mut *control.write(Control::segment(m.segment))).cast();
-        h.msg_controllen = size_of::<Control>() as _;
+    if m.is_plain() {
+        return h;
     }
+    let mut count = 0;
+    let controls = control.write([Control::empty(); 3]);
+    if m.marks != Marks::default() {
+        let (level, class, hops) = match i32::from(m.to.storage.sin6_family) {
+            libc::AF_INET => (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL),
+            _ => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT),
+        };
+        controls[0] = Control::int(level, class, m.marks.class.into());
+        // The kernel takes no packet that may not leave.
+        controls[1] = Control::int(level, hops, m.marks.hops.max(1).into());
+        count = 2;
+    }
+    if m.segment > 0 {
+        controls[count] = Control::segment(m.segment);
+        count += 1;
+    }
+    h.msg_control = (&raw mut *controls).cast();
+    h.msg_controllen = (count * size_of::<Control>()) as _;
     h
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_finds_the_socket_full_is_counted() {
-        let ip: IpAddr = [127, 77, 200, 1].into();
-        let (rx, tx) = (RxSocket::claim(&[ip]).unwrap().remove(0), TxSocket::new(ip).unwrap());
-        let to = SocketAddr::new(ip, ROCE_PORT + rx.slot());
-        let send = || {
-            let message = Message { to: RawAddr::new(to), segment: 0, at: 0, bytes: 4096 };
-            assert_eq!(super::send(&tx, std::iter::once(&message), &[7; 4096]).unwrap(), 1);
-        };
-        let sent = 3 * rx.rcvbuf() / 4096;
-        (0..sent).for_each(|_| send());
-        let mut ring = RxRing::new();
-        let mut got = 0;
-        loop {
-            match ring.receive(&rx) {
-                0 => break,
-                n => got += n,
-            }
-        }
-        assert!(got < sent, "the socket took all {sent}");
-        send();
-        assert_eq!(ring.receive(&rx), 1);
-        assert_eq!(ring.overruns() as usize, sent - got);
-        assert_eq!(ring.overruns(), 0);
-    }
-}
+mod tests;

@@ -27,6 +27,10 @@ pub(super) struct Ring {
     /// The program armed the queue while this WC waited, one of those, and has got no event yet. 0:
     /// none.
     pub(super) owed_for: u64,
+    /// The number of the WC that was pushed last when the last event was raised.
+    pub(super) told: u64,
+    /// The first WC that the last event was raised for. 0: none, or the queue was armed since.
+    pub(super) event_for: u64,
     pub(super) overrun: bool,
     /// See [`Cq::nudge`].
     pub(super) nudged: bool,
@@ -49,7 +53,7 @@ impl Ring {
             Armed::Solicited => solicited,
         };
         if fire {
-            self.said();
+            self.said(self.pushed);
             return true;
         }
         self.silent = self.pushed;
@@ -59,9 +63,20 @@ impl Ring {
         false
     }
 
-    /// An event is raised, for all that is there.
-    pub(super) fn said(&mut self) {
+    /// An event is raised, for what is there from the WC `first` on.
+    pub(super) fn said(&mut self, first: u64) {
         (self.armed, self.silent, self.silent_solicited, self.owed_for) = (Armed::No, 0, 0, 0);
+        (self.told, self.event_for) = (self.pushed, first);
+    }
+
+    /// The first WC that came since the last event.
+    pub(super) fn first_untold(&self) -> u64 {
+        self.told + 1
+    }
+
+    /// Whether the last event was raised for the WC that is polled next.
+    pub(super) fn event_is_for_next(&self) -> bool {
+        self.event_for != 0 && self.pushed - self.len as u64 + 1 >= self.event_for
     }
 
     /// The last WC that waits, that the queue is armed for, and that came since the last event. 0:

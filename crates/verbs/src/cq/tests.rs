@@ -1,4 +1,5 @@
 use super::*;
+use crate::HeldEvents;
 
 #[test]
 fn a_queue_that_is_resized_keeps_what_waits_in_order() {
@@ -144,6 +145,54 @@ fn what_was_there_before_the_arming_and_is_polled_after_it_raises_no_event() {
     assert_eq!(driver.1.lock().unwrap().len(), 1, "armed twice, it owes what it owed");
     driver.remind();
     assert!(channel.has_events());
+}
+
+/// The program gets an event, arms the queue, and has no core for a while: until the next
+/// completion has come, or until it is reminded of one that came before. It polls, and takes with
+/// the first completion none that a second event was raised for.
+#[test]
+fn a_poll_leaves_what_an_event_waits_for() {
+    for came_before in [false, true] {
+        let (cq, channel, driver) = reminded(true);
+        let push = || cq.push(Wc::default(), false);
+        let next = || cq.take_before_event(&mut Wc::default()).unwrap();
+        cq.req_notify(false);
+        push();
+        channel.get_event().unwrap();
+        if came_before {
+            push();
+        }
+        cq.req_notify(false);
+        match came_before {
+            true => driver.remind(),
+            false => push(),
+        }
+        assert!(channel.has_events());
+        assert_eq!((cq.take(&mut [Wc::default()]).unwrap(), next()), (1, 0));
+        channel.get_event().unwrap();
+        assert_eq!(next(), 1, "once it has the event it takes all");
+        push();
+        cq.req_notify(false);
+        push();
+        push();
+        assert_eq!((next(), next(), cq.take(&mut [Wc::default(); 4]).unwrap()), (1, 0, 2));
+    }
+}
+
+/// A device holds events back until it has brought all that it has: they count as there.
+#[test]
+fn an_event_that_is_held_back_is_waited_for_too() {
+    let channel = CompChannel::new().unwrap();
+    let cq = Cq::new(8, Some(channel.clone()));
+    let next = || cq.take_before_event(&mut Wc::default()).unwrap();
+    cq.req_notify(false);
+    let held = HeldEvents::new();
+    cq.push(Wc::default(), false);
+    assert_eq!((channel.has_events(), next()), (false, 0));
+    drop(held);
+    assert_eq!((channel.has_events(), next()), (true, 0));
+    channel.get_event().unwrap();
+    assert_eq!(next(), 1);
 }
 
 /// A driver with a queue of its own, in which something comes when it is armed, and was before if

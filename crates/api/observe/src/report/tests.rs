@@ -83,7 +83,7 @@ fn failures_of_a_real_network_are_found_without_faults() {
 #[test]
 fn a_job_that_failed_is_not_said_to_have_survived() {
     let why = || "no path is left <script>alert(1)</script>".into();
-    let gave_up = What::GiveUp { host: "a".into(), qp: 2, why: why() };
+    let gave_up = What::GiveUp { host: "a".into(), qp: 2, why: why(), of_programs: false };
     let mut events = survived();
     events.insert(3, event(gave_up, 1_700, 7));
     let report = Report::of(&[log("train", events), log("other", Vec::new())]);

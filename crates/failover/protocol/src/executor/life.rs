@@ -88,7 +88,7 @@ impl Executor {
             Ok(_) => {
                 held.recvs = false;
                 (self.silence, self.gave_up) = (Silence::default(), None);
-                (self.went_on, self.insists) = ((0, 0), false);
+                (self.went_on, self.proofs, self.insists) = ((0, 0), 0, false);
                 self.revivals.begun();
             }
             Err(_) => held.work.recvs = recvs.recvs,

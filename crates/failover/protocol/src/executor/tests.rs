@@ -32,6 +32,8 @@ struct Fake {
     works: Vec<bool>,
     nic: usize,
     can_quiesce: bool,
+    /// A transport that has given up can go on.
+    can_go_on: bool,
     /// Its path is known to lose some packets.
     loses: bool,
     /// Its device does not tell when sends are complete.
@@ -54,6 +56,8 @@ struct Fake {
     again: Option<(Message, Asks)>,
     /// When something moved in the present life, and the switch that was reported last.
     moved_us: Option<u64>,
+    /// The peer has answered a request.
+    answered: bool,
     /// When switches were noticed, and done.
     switches: Vec<(u64, u64)>,
     done: Option<Switch>,
@@ -71,6 +75,7 @@ impl Fake {
             works: vec![true; 2],
             nic: 0,
             can_quiesce: true,
+            can_go_on: true,
             loses: false,
             mute: false,
             stops_at_us: 0,
@@ -85,6 +90,7 @@ impl Fake {
             slow: false,
             again: None,
             moved_us: None,
+            answered: false,
             switches: Vec::new(),
             done: None,
             log: Vec::new(),
@@ -118,13 +124,14 @@ impl Env for Fake {
             outstanding_sends,
             unannounced_sends,
             first_moved_us,
+            answered: self.answered,
             ..Progress::default()
         }
     }
     fn announce(&mut self) {}
     fn go_on(&mut self, insists: bool) -> bool {
         self.log.push(if insists { "insist" } else { "go on" });
-        self.state == QpState::Rts
+        self.can_go_on && self.state == QpState::Rts
     }
     fn loses(&self, _: SlotPath) -> bool {
         self.loses

@@ -80,7 +80,7 @@ impl Qp {
 
     /// What the log has where the program gets the error that the QP has failed with.
     pub(super) fn has_failed(&self, why: String) -> What {
-        What::GiveUp { host: self.core.nics.host(), qp: self.qpn, why }
+        What::GiveUp { host: self.core.nics.host(), qp: self.qpn, why, of_programs: false }
     }
 
     /// Whether the program need not hear that the NIC of this QP fails: the QP goes on over

@@ -1,6 +1,6 @@
 //! Where packets go.
 
-use crate::socket::RawAddr;
+use crate::socket::{Marks, RawAddr};
 use std::net::{IpAddr, SocketAddr};
 use unbroken_wire::{IcrcFlow, ROCE_PORT};
 
@@ -9,6 +9,7 @@ use unbroken_wire::{IcrcFlow, ROCE_PORT};
 pub(crate) struct Dest {
     pub(crate) to: RawAddr,
     pub(crate) flow: IcrcFlow,
+    pub(crate) marks: Marks,
 }
 
 impl Dest {
@@ -21,6 +22,6 @@ impl Dest {
             src_port: src.port(),
             dst_port: dst.port(),
         };
-        Dest { to: RawAddr::new(dst), flow }
+        Dest { to: RawAddr::new(dst), flow, marks: Marks::default() }
     }
 }

@@ -19,6 +19,7 @@
 
 use super::dest::Dest;
 use crate::faults::Dice;
+use crate::socket::Marks;
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 use unbroken_fabric::{Conditions, Line, MAX_PORTS};
@@ -232,6 +233,7 @@ pub(crate) struct TxTag {
 #[derive(Clone, Copy)]
 pub(super) struct RxTag {
     pub(super) flow: IcrcFlow,
+    pub(super) marks: Marks,
     /// Its place in the run that it came in.
     pub(super) place: u16,
 }

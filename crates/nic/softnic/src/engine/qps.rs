@@ -18,6 +18,7 @@ use crate::flush::Flushes;
 use crate::gids::{gid_of, lid_of};
 use crate::memory::QpMemory;
 use crate::plain::Death;
+use crate::socket::Marks;
 use std::net::IpAddr;
 use std::sync::Arc;
 use unbroken_roce::{PeerKeys, RcEvent, RcQp, UcQp, UdQp, UdRoute};
@@ -199,11 +200,12 @@ impl QpEntry {
         }
     }
 
-    /// Gives UC or UD a packet that came from `src` to `dst`. False: it was dropped.
+    /// Gives UC or UD a packet that came from `src` to `dst` with those marks. False: it was
+    /// dropped.
     pub(crate) fn receive(
         &mut self,
         packet: &Packet<'_>,
-        (src, dst): (IpAddr, IpAddr),
+        (src, dst, marks): (IpAddr, IpAddr, Marks),
         aliases: &Aliases,
         mem: &QpMemory<'_>,
     ) -> bool {
@@ -218,6 +220,8 @@ impl QpEntry {
                     src_qpn: None,
                     dst: home.unwrap_or_else(|| gid_of(dst, link_layer)),
                     slid: lid_of(src, link_layer),
+                    traffic_class: marks.class,
+                    hop_limit: marks.hops,
                 };
                 if let Some(deth) =
                     packet.ext.deth().filter(|deth| deth.moved && qp.needs_receive(packet))

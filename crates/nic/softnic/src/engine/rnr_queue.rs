@@ -19,6 +19,7 @@
 //! Failure cases: a QP that was destroyed, reset or failed meanwhile drops what waited for it.
 
 use super::qps::{QpEntry, QpTable};
+use crate::socket::Marks;
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use unbroken_fabric::packet_cost;
@@ -36,6 +37,7 @@ pub(super) struct Waiting {
     pub(super) src: IpAddr,
     /// Our port that it came to.
     pub(super) dst: IpAddr,
+    pub(super) marks: Marks,
     pub(super) since_us: u64,
     /// What its sender gets back when it leaves here.
     pub(super) cost: u64,

@@ -8,7 +8,7 @@ use super::qps::QpTable;
 use super::rnr_queue::{Parked, RnrQueue, Waiting};
 use super::{Engine, Identity, QpEntry, QpKind, BULK_BYTES, DRIVE_RECEIVES};
 use crate::memory::View;
-use crate::socket::RxRing;
+use crate::socket::{Marks, RxRing};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 use unbroken_fabric::{on_one_rail, packet_cost, MAX_PORTS};
@@ -79,6 +79,12 @@ impl Engine {
         arrived
     }
 
+    /// A program reads the headers of its datagrams: they come with their marks from now on.
+    pub(crate) fn tell_marks(&self) {
+        let sockets = self.sockets.iter().flat_map(|sockets| &sockets.rx);
+        sockets.zip(&self.id.ips).for_each(|(socket, ip)| socket.tell_marks(*ip));
+    }
+
     /// Takes more where much is waiting, if it is small.
     pub(super) fn receive_more(&mut self, now_us: u64, view: &View<'_>) {
         for _ in 1..DRIVE_RECEIVES {
@@ -142,7 +148,8 @@ impl Engine {
             dst_port: ROCE_PORT + id.slot,
         };
         let mut icrc = IcrcChecker::new(&flow, d.segment);
-        let mut qps = Receivers { qps, ready, rnr_queue, accounts, aliases, moved, id };
+        let marks = d.marks;
+        let mut qps = Receivers { qps, ready, rnr_queue, accounts, aliases, moved, id, marks };
         for (place, segment) in d.bytes.chunks(d.segment).enumerate() {
             let credit = if credited { packet_cost(1, segment.len() as u64) } else { 0 };
             rx_count.credit += credit;
@@ -155,9 +162,8 @@ impl Engine {
                 let lost = i.loses();
                 if lost || i.holds() {
                     let line = &pages[port].lines()[1];
-                    let mut hold = || {
-                        i.hold(now_us, line, segment.len(), segment.into(), RxTag { flow, place })
-                    };
+                    let tag = RxTag { flow, marks, place };
+                    let mut hold = || i.hold(now_us, line, segment.len(), segment.into(), tag);
                     rx_count.drops += u64::from(lost || !hold());
                     continue;
                 }
@@ -183,7 +189,8 @@ impl Engine {
             let verdict = match (q, Packet::parse(&waiting.bytes)) {
                 (Some(q), Ok(packet)) => {
                     let mem = view.of_qp(q.qpn);
-                    let taken = q.receive(&packet, (waiting.src, waiting.dst), aliases, &mem);
+                    let way = (waiting.src, waiting.dst, waiting.marks);
+                    let taken = q.receive(&packet, way, aliases, &mem);
                     queue_spilled(q, ready);
                     Verdict::of(taken, q.control, &packet)
                 }
@@ -211,13 +218,15 @@ impl Engine {
         else {
             return;
         };
-        let mut qps = Receivers { qps, ready, rnr_queue, accounts, aliases, moved, id };
+        let marks = Marks::default();
+        let mut qps = Receivers { qps, ready, rnr_queue, accounts, aliases, moved, id, marks };
         for (port, rx_count) in rx_counts.iter_mut().enumerate() {
             while let Some(mut held) = i.rx(port).and_then(|i| i.pop(now_us)) {
                 if let Some(choice) = held.damage {
                     flip_bit(&mut held.bytes, choice);
                 }
                 // Its sender got its credit back when it left the socket.
+                qps.marks = held.tag.marks;
                 let mut icrc = IcrcChecker::new(&held.tag.flow, held.bytes.len());
                 let verdict = qps.take(&mut icrc, held.tag.place, &held.bytes, 0, now_us, view);
                 rx_count.add(&verdict, held.bytes.len());
@@ -236,6 +245,8 @@ struct Receivers<'a> {
     /// QPs whose paths have changed.
     moved: &'a mut Vec<u16>,
     id: &'a Identity,
+    /// Of the packets that are given now.
+    marks: Marks,
 }
 
 impl Receivers<'_> {
@@ -284,12 +295,13 @@ impl Receivers<'_> {
                 q.end_spilled();
             }
         } else {
-            let (src, dst) = (flow.src_ip, flow.dst_ip);
-            let wait = || Waiting { bytes: bytes.into(), src, dst, since_us: now_us, cost: credit };
+            let (src, dst, marks) = (flow.src_ip, flow.dst_ip, self.marks);
+            let wait =
+                || Waiting { bytes: bytes.into(), src, dst, marks, since_us: now_us, cost: credit };
             let parked = if q.lossy { Parked::No } else { self.rnr_queue.takes(q, &packet, wait) };
             let verdict = match parked {
                 Parked::No => Verdict::of(
-                    q.receive(&packet, (src, dst), self.aliases, mem),
+                    q.receive(&packet, (src, dst, marks), self.aliases, mem),
                     q.control,
                     &packet,
                 ),

@@ -22,7 +22,7 @@ use super::impair::{flip_bit, Impair, Impairments, TxTag};
 use super::sockets::port_of;
 use crate::memory::{QpMemory, View};
 use crate::plain::Plain;
-use crate::socket::{self, Message, TxSocket, TX_MESSAGES};
+use crate::socket::{self, Marks, Message, TxSocket, TX_MESSAGES};
 use std::sync::Arc;
 use unbroken_fabric::{NicPage, MAX_PORTS};
 use unbroken_roce::{Payload, SinkError};
@@ -154,7 +154,8 @@ impl TxBatch {
         let joins =
             |r: &Run| r.open && bytes <= r.segment && r.message.bytes + bytes <= MAX_RUN_BYTES;
         if !self.runs.last().is_some_and(joins) {
-            let message = Message { to: dest.to, segment: 0, at: self.used, bytes: 0 };
+            let (at, marks) = (self.used, dest.marks);
+            let message = Message { to: dest.to, segment: 0, at, bytes: 0, marks };
             let (seed, open) = (IcrcSeed::new(&dest.flow, bytes), !self.gso_broken);
             self.runs.push(Run {
                 message,
@@ -338,7 +339,7 @@ impl<'a> Out<'a> {
 
     /// Sends packets that were held and are due.
     pub(crate) fn release(&mut self, impairments: &mut Impairments, now_us: u64) {
-        let mut last: Option<IcrcFlow> = None;
+        let mut last: Option<(IcrcFlow, Marks)> = None;
         let mut next =
             || (0..usize::from(MAX_PORTS)).find_map(|port| impairments.tx(port)?.pop(now_us));
         while let Some(held) = next() {
@@ -347,9 +348,9 @@ impl<'a> Out<'a> {
                 self.batch.counts[port_of(socket)].drops += 1;
                 continue;
             }
-            if last != Some(dest.flow) {
+            if last != Some((dest.flow, dest.marks)) {
                 self.batch.close_run();
-                last = Some(dest.flow);
+                last = Some((dest.flow, dest.marks));
             }
             let (header, payload) = held.bytes.split_at(header_bytes);
             // Nothing is read from registered memory here, which alone could fail.

@@ -36,8 +36,13 @@ fn a_switch_is_done_when_what_waited_for_it_moves() {
 
 /// The switch of a QP with or without work. Gives what was told of it by then.
 fn switched_with(sends: Vec<SendEntry>) -> (Executor, Fake) {
+    switched_on(sends, false)
+}
+
+/// The same on a device that does not tell when sends are complete, if `mute`.
+fn switched_on(sends: Vec<SendEntry>, mute: bool) -> (Executor, Fake) {
     let (mut e, mut s) = (end(1), Fake::new());
-    s.sends = sends;
+    (s.sends, s.mute) = (sends, mute);
     s.works[0] = false;
     (s.now_us, s.moved_us) = (1000, None);
     e.suspect(&mut s, Reason::DeviceFatal);
@@ -55,6 +60,8 @@ fn switched_with(sends: Vec<SendEntry>) -> (Executor, Fake) {
 fn a_switch_takes_as_long_as_its_qp_cannot_be_used() {
     let (mut e, mut s) = switched_with(vec![]);
     assert_eq!(s.switches, [(1000, 1400)], "the idle one can be used");
+    let (_, mute) = switched_on(vec![write(1)], true);
+    assert_eq!(mute.switches, [(1000, 1400)], "nobody will hear of what it has");
     (s.now_us, s.sends, s.moved_us) = (500_000, vec![write(1)], Some(400_000));
     e.tick(&mut s);
     e.close(&mut s);

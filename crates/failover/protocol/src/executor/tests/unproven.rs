@@ -27,16 +27,19 @@ fn stands_still(e: &mut Executor, s: &mut Fake, found_before: &[u64], verdict: V
     e.verdict(s, PATH, verdict);
 }
 
-/// Gives what has ended such a QP, and whether it was moved.
+/// Gives what has ended such a QP, and whether it was moved. It is on a device whose QPs stop for
+/// good.
 fn ends(
     mutation: Mutation,
-    moved_us: Option<u64>,
+    answered: bool,
     found_before: &[u64],
     verdict: Verdict,
 ) -> (Option<Ended>, bool) {
     let (mut e, mut s) = (unproven(mutation), Fake::new());
-    (s.sends, s.moved_us) = (vec![write(1)], moved_us);
-    if moved_us.is_none() && mutation != Mutation::UnprovenRevived {
+    (s.sends, s.answered, s.can_go_on) = (vec![write(1)], answered, false);
+    // What the peer has sent says nothing of this direction.
+    s.moved_us = Some(7);
+    if !answered && mutation != Mutation::UnprovenRevived {
         // Its own transport has not given up yet.
         e.suspect(&mut s, Reason::Wedged(WcStatus::RetryExcErr));
     }
@@ -51,24 +54,32 @@ const AT_LAST: &[u64] = &[8, 9];
 #[test]
 fn a_qp_through_which_nothing_ever_came_is_not_revived() {
     let (given_up, moved) = ((Some(Ended::GivenUp), false), (None, true));
-    let ends = |moved_us, found: &[u64], verdict| ends(Mutation::None, moved_us, found, verdict);
-    assert_eq!(ends(None, ALWAYS, Verdict::Alive), given_up);
-    assert_eq!(ends(None, ALWAYS, Verdict::Dead), moved, "a NIC that dies early is survived");
-    assert_eq!(ends(None, &[], Verdict::Alive), moved, "its path has just come back");
-    assert_eq!(ends(None, AT_LAST, Verdict::Alive), moved, "it came back after the last try");
-    assert_eq!(ends(None, &[1, 2, 9], Verdict::Alive), moved, "it was away in between");
-    assert_eq!(ends(Some(7), ALWAYS, Verdict::Alive), moved);
+    let ends = |answered, found: &[u64], verdict| ends(Mutation::None, answered, found, verdict);
+    assert_eq!(ends(false, ALWAYS, Verdict::Alive), given_up);
+    assert_eq!(ends(false, ALWAYS, Verdict::Dead), moved, "a NIC that dies early is survived");
+    assert_eq!(ends(false, &[], Verdict::Alive), moved, "its path has just come back");
+    assert_eq!(ends(false, AT_LAST, Verdict::Alive), moved, "it came back after the last try");
+    assert_eq!(ends(false, &[1, 2, 9], Verdict::Alive), moved, "it was away in between");
+    assert_eq!(ends(true, ALWAYS, Verdict::Alive), moved);
 }
 
 #[test]
 fn a_qp_that_is_revived_without_proof_is_noticed() {
-    let revived = ends(Mutation::UnprovenRevived, None, ALWAYS, Verdict::Alive);
+    let revived = ends(Mutation::UnprovenRevived, false, ALWAYS, Verdict::Alive);
     assert_eq!(revived, (None, true));
 }
 
 #[test]
+fn a_qp_that_is_revived_because_its_peer_was_heard_is_noticed() {
+    let (mut e, mut s) = (unproven(Mutation::HeardIsProof), Fake::new());
+    (s.sends, s.moved_us, s.can_go_on) = (vec![write(1)], Some(7), false);
+    stands_still(&mut e, &mut s, ALWAYS, Verdict::Alive);
+    assert_eq!((s.ended, e.lqp().epoch() > 0), (None, true));
+}
+
+#[test]
 fn a_qp_that_is_given_up_for_a_path_that_came_back_late_is_noticed() {
-    let given_up = ends(Mutation::AliveOnce, None, AT_LAST, Verdict::Alive);
+    let given_up = ends(Mutation::AliveOnce, false, AT_LAST, Verdict::Alive);
     assert_eq!(given_up, (Some(Ended::GivenUp), false));
 }
 
@@ -76,9 +87,42 @@ fn a_qp_that_is_given_up_for_a_path_that_came_back_late_is_noticed() {
 #[test]
 fn a_transport_without_retries_proves_nothing() {
     let (mut e, mut s) = (unproven(Mutation::None), Fake::new());
-    (s.sends, s.app.retry_cnt) = (vec![write(1)], Some(0));
+    (s.sends, s.app.retry_cnt, s.can_go_on) = (vec![write(1)], Some(0), false);
     stands_still(&mut e, &mut s, ALWAYS, Verdict::Alive);
     assert_eq!((s.ended, e.lqp().epoch() > 0), (None, true));
+}
+
+/// ... where it cannot go on. Where it can, it sends again, in the same life, on a path that is
+/// found alive before and after, until that is proof enough.
+#[test]
+fn a_transport_that_goes_on_in_vain_proves_it() {
+    for found_before in [&[], ALWAYS] {
+        let (mut e, mut s) = (unproven(Mutation::None), Fake::new());
+        (s.sends, s.app.retry_cnt) = (vec![write(1)], Some(0));
+        for n in 0..LOOKS {
+            if found_before.contains(&n) {
+                e.verdict(&mut s, PATH, Verdict::Alive);
+            }
+            e.look(n * LOOK_US, &s.progress());
+        }
+        for _ in 0..PROOFS {
+            assert_eq!(e.gave_up(&mut s, WcStatus::RetryExcErr), Some(PATH));
+            e.verdict(&mut s, PATH, Verdict::Alive);
+            assert_eq!((s.ended, s.log.pop()), (None, Some("go on")));
+        }
+        e.gave_up(&mut s, WcStatus::RetryExcErr);
+        e.verdict(&mut s, PATH, Verdict::Alive);
+        assert_eq!((s.ended, e.lqp().epoch()), (Some(Ended::GivenUp), 0));
+    }
+    // A path that has just come back has its chance.
+    let (mut e, mut s) = (unproven(Mutation::None), Fake::new());
+    s.sends = vec![write(1)];
+    e.gave_up(&mut s, WcStatus::RetryExcErr);
+    e.verdict(&mut s, PATH, Verdict::Alive);
+    s.answered = true;
+    e.gave_up(&mut s, WcStatus::RetryExcErr);
+    e.verdict(&mut s, PATH, Verdict::Alive);
+    assert_eq!((s.ended, e.lqp().epoch() > 0), (None, true), "it has worked: it is revived");
 }
 
 /// Nobody asks a path that others show to live.

@@ -4,6 +4,7 @@ use super::{packet_bytes, LinkEffect, Out, Sender};
 use crate::engine::credit::Toll;
 use crate::engine::dest::Dest;
 use crate::engine::sockets::port_of;
+use crate::socket::Marks;
 use std::net::SocketAddr;
 use unbroken_roce::{MemError, PacketSink, Payload, SinkError, UdSink};
 use unbroken_types::{KeyChange, PdHandle, UdDest};
@@ -161,12 +162,15 @@ impl UdSink for UdQpSink<'_, '_> {
         header: &[u8],
         payload: Payload<'_>,
     ) -> Result<(), SinkError> {
-        let way = |dest: &UdDest| (dest.gid, dest.qpn, dest.sgid_index);
+        let marks = |dest: &UdDest| Marks { class: dest.traffic_class, hops: dest.hop_limit };
+        let way = |dest: &UdDest| (dest.gid, dest.qpn, dest.sgid_index, marks(dest));
         if way(dest) != way(&self.last) {
             self.sink.out.batch.close_run();
             let reached = self.sink.out.plain.is_none_or(|plain| plain.reaches(dest));
             self.sink.lost = !reached || self.sink.out.is_shut(self.sink.from.socket);
-            self.sink.from.dest = Dest::to_qp(self.src, dest.gid.to_ip(), dest.qpn);
+            let marks = if self.sink.from.control { Marks::default() } else { marks(dest) };
+            let to = Dest::to_qp(self.src, dest.gid.to_ip(), dest.qpn);
+            self.sink.from.dest = Dest { marks, ..to };
             self.sink.ask_receiver();
             self.last = *dest;
         }
