@@ -15,8 +15,8 @@ use serde::Serialize;
 use unbroken_environment as environment;
 use unbroken_fabric::{Fabric, Runtime};
 
+use crate::installed::library;
 use crate::output::{check_replaceable, print, Failure, Result};
-use crate::run::library;
 
 /// The oldest version of the format that has the type of a mount.
 const CDI_VERSION: &str = "0.5.0";

@@ -1,5 +1,6 @@
 //! What is installed beside the command: the library of `unbroken run`, the program of the demo.
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use crate::output::{Failure, Result};
@@ -24,6 +25,22 @@ fn places(folder: &Path, name: &str) -> Vec<PathBuf> {
     let multiarch = format!("../lib/{}-linux-gnu", std::env::consts::ARCH);
     let own = format!("{multiarch}/unbroken");
     ["", "../lib", "../lib64", &multiarch, &own].map(|p| folder.join(p).join(name)).to_vec()
+}
+
+/// The library that was named, or the one that lies where an installation or a build has it.
+pub(crate) fn library(named: Option<&Path>) -> Result<PathBuf> {
+    let path = match named {
+        Some(path) => path.to_path_buf(),
+        None => find(LIBRARY)?.map_err(|places| no_library(&places))?,
+    };
+    let path =
+        path.canonicalize().map_err(|e| Failure::io(format!("library {}", path.display()), e))?;
+    if path.as_os_str().as_bytes().iter().any(|b| *b == b':' || b.is_ascii_whitespace()) {
+        let rule =
+            "its path must have no space and no colon, which separate the names in LD_PRELOAD";
+        return Err(format!("library {}: {rule}", path.display()).into());
+    }
+    Ok(path)
 }
 
 /// Why the library cannot be found, and what helps.

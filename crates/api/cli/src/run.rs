@@ -5,7 +5,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use unbroken_directory::{Redis, Settings, DEFAULT_VARIABLE};
@@ -14,7 +14,7 @@ use unbroken_fabric::{device_kind_name, Fabric, Runtime};
 use unbroken_nics::HostNics;
 
 use crate::args::RunArgs;
-use crate::installed::{self, LIBRARY};
+use crate::installed;
 use crate::output::{Failure, Result};
 use crate::program;
 use crate::sanitizer::Sanitizers;
@@ -24,7 +24,7 @@ const HOST_DEVICES: &str = "/sys/class/infiniband";
 
 /// Runs the program in place of this one; returns only if that fails.
 pub(crate) fn run(runtime: &Runtime, args: &RunArgs) -> Result {
-    let library = library(args.lib.as_deref())?;
+    let library = installed::library(args.lib.as_deref())?;
     let [name, arguments @ ..] = &args.program[..] else {
         return Err("which program?".to_string().into());
     };
@@ -163,22 +163,6 @@ fn check_devices(list: &str) -> Result {
             Err(format!("{what}; {those}").into())
         }
     }
-}
-
-/// The library that was named, or the one that lies where an installation or a build has it.
-pub(crate) fn library(named: Option<&Path>) -> Result<PathBuf> {
-    let path = match named {
-        Some(path) => path.to_path_buf(),
-        None => installed::find(LIBRARY)?.map_err(|places| installed::no_library(&places))?,
-    };
-    let path =
-        path.canonicalize().map_err(|e| Failure::io(format!("library {}", path.display()), e))?;
-    if path.as_os_str().as_bytes().iter().any(|b| *b == b':' || b.is_ascii_whitespace()) {
-        let rule =
-            "its path must have no space and no colon, which separate the names in LD_PRELOAD";
-        return Err(format!("library {}: {rule}", path.display()).into());
-    }
-    Ok(path)
 }
 
 /// The runtimes of the program's sanitizers, the library, then what was preloaded before; nothing

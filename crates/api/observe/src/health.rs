@@ -310,7 +310,7 @@ pub fn in_words(health: &Health) -> String {
         (processes, all) => format!(
             "{}, {}, {} of them not protected\n",
             counted(processes as u64, "process", "processes"),
-            counted(all as u64, "queue pair", "queue pairs"),
+            counted(all, "queue pair", "queue pairs"),
             qps.unprotected
         ),
     };

@@ -62,15 +62,15 @@ pub struct Terms {
     pub counts: Arc<[u64]>,
 }
 
-/// How it shows that all ranks agree to an operation.
+/// By what it shows that all ranks agree to an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Agreed {
     /// Each rank's result depends on what every other one sends.
-    ByData,
+    Data,
     /// All ranks say so, with this checksum of this one.
-    ByAll(u64),
+    All(u64),
     /// Nothing is transferred; the sender says so.
-    BySender {
+    Sender {
         /// The sender.
         from: Rank,
         /// The receiver.
@@ -117,16 +117,16 @@ impl Terms {
     pub(crate) fn agreed(&self, me: Rank) -> Agreed {
         let Description { count, root, to, .. } = self.description;
         match self.name() {
-            Some("Barrier" | SPLIT) => Agreed::ByData,
+            Some("Barrier" | SPLIT) => Agreed::Data,
             Some("SendRecv") if count == 0 && root != to => {
-                Agreed::BySender { from: root as Rank, to: to as Rank }
+                Agreed::Sender { from: root as Rank, to: to as Rank }
             }
-            Some("SendRecv") => Agreed::ByData,
-            Some("Broadcast" | "Reduce") => Agreed::ByAll(0),
-            _ if self.has_pairs() => Agreed::ByAll(self.checksum(me)),
-            _ if self.counts.contains(&0) => Agreed::ByAll(0),
-            _ if self.counts.is_empty() && count == 0 => Agreed::ByAll(0),
-            _ => Agreed::ByData,
+            Some("SendRecv") => Agreed::Data,
+            Some("Broadcast" | "Reduce") => Agreed::All(0),
+            _ if self.has_pairs() => Agreed::All(self.checksum(me)),
+            _ if self.counts.contains(&0) => Agreed::All(0),
+            _ if self.counts.is_empty() && count == 0 => Agreed::All(0),
+            _ => Agreed::Data,
         }
     }
 
@@ -370,7 +370,7 @@ mod tests {
 
     fn sum(terms: &[Option<Terms>]) -> u64 {
         let of = |(me, terms): (Rank, &Option<Terms>)| match terms.as_ref().unwrap().agreed(me) {
-            Agreed::ByAll(sum) => sum,
+            Agreed::All(sum) => sum,
             other => panic!("{other:?}"),
         };
         terms.iter().enumerate().map(of).fold(0, u64::wrapping_add)
@@ -413,7 +413,7 @@ mod tests {
             Operation::AllToAll { counts: Matrix::Equal(0) },
             Operation::AllToAll { counts: Matrix::Each([0; 9].into()) },
         ] {
-            assert_eq!(of(asked.clone()), Agreed::ByAll(0), "{asked:?}");
+            assert_eq!(of(asked.clone()), Agreed::All(0), "{asked:?}");
         }
         for shown in [
             Operation::AllReduce { op, count: 1 },
@@ -423,9 +423,9 @@ mod tests {
             Operation::SendRecv { from: 0, to: 1, count: 1 },
             Operation::Barrier,
         ] {
-            assert_eq!(of(shown.clone()), Agreed::ByData, "{shown:?}");
+            assert_eq!(of(shown.clone()), Agreed::Data, "{shown:?}");
         }
         let empty = of(Operation::SendRecv { from: 2, to: 1, count: 0 });
-        assert_eq!(empty, Agreed::BySender { from: 2, to: 1 });
+        assert_eq!(empty, Agreed::Sender { from: 2, to: 1 });
     }
 }

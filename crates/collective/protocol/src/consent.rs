@@ -15,9 +15,7 @@
 //! when that has come: so a receiver that awaits something finds out.
 
 use crate::agree::Agreed;
-use crate::engine::Engine;
-use crate::frame::{FrameKind, Header};
-use crate::run::Run;
+use crate::tree;
 use crate::Rank;
 
 /// Towards rank 0, and from there, in a frame.
@@ -54,15 +52,15 @@ impl Consent {
     /// What has to be agreed to of an operation; `None`: its data shows it.
     pub(crate) fn of(agreed: &Agreed, me: Rank, ranks: usize) -> Option<Consent> {
         let (father, sons, answers, sum) = match *agreed {
-            Agreed::ByData => return None,
-            Agreed::ByAll(sum) => {
-                let father = Engine::father(me);
-                let sons = Engine::neighbours(me, ranks).filter(|rank| Some(*rank) != father);
+            Agreed::Data => return None,
+            Agreed::All(sum) => {
+                let father = tree::father(me);
+                let sons = tree::neighbours(me, ranks).filter(|rank| Some(*rank) != father);
                 (father, sons.collect(), true, sum)
             }
-            Agreed::BySender { from, to } if me == from => (Some(to), Vec::new(), false, 0),
-            Agreed::BySender { from, to } if me == to => (None, vec![from], false, 0),
-            Agreed::BySender { .. } => return None,
+            Agreed::Sender { from, to } if me == from => (Some(to), Vec::new(), false, 0),
+            Agreed::Sender { from, to } if me == to => (None, vec![from], false, 0),
+            Agreed::Sender { .. } => return None,
         };
         let stage = Stage::Gathers(Vec::clone(&sons));
         Some(Consent { sons, father, answers, sum, stage })
@@ -137,27 +135,6 @@ impl Consent {
     }
 }
 
-impl Engine {
-    /// Puts what a rank tells others of an operation in line.
-    pub(crate) fn say(&mut self, run: &Run, told: Vec<Told>) {
-        for (peer, direction, sum) in told {
-            let at = self.index(self.rails_to(peer).start);
-            self.peers[peer].outgoing[at].control.push_back(Header {
-                kind: FrameKind::Agrees,
-                seq: 0,
-                operation: run.number,
-                digest: run.digest,
-                lane: 0,
-                message: direction,
-                offset: sum,
-                total: 0,
-                len: 0,
-                tag: run.tag,
-            });
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -166,7 +143,7 @@ mod tests {
     /// All ranks speak until nobody has anything to say; who has agreed.
     fn play(sums: &[u64]) -> Vec<Consent> {
         let ranks = sums.len();
-        let of = |me: Rank| Consent::of(&Agreed::ByAll(sums[me]), me, ranks).unwrap();
+        let of = |me: Rank| Consent::of(&Agreed::All(sums[me]), me, ranks).unwrap();
         let mut all: Vec<Consent> = (0..ranks).map(of).collect();
         let mut said: VecDeque<(Rank, Told)> = VecDeque::new();
         for rank in (0..ranks).rev() {
@@ -195,7 +172,7 @@ mod tests {
 
     #[test]
     fn one_that_has_not_begun_keeps_all_waiting() {
-        let mut first = Consent::of(&Agreed::ByAll(0), 0, 3).unwrap();
+        let mut first = Consent::of(&Agreed::All(0), 0, 3).unwrap();
         assert_eq!((first.begin(), first.waits_for()), (Vec::new(), Some(1)));
         assert_eq!(first.hear(2, UP, 0), Some(Vec::new()));
         assert!(!first.is_agreed());
@@ -207,7 +184,7 @@ mod tests {
 
     #[test]
     fn nothing_is_sent_by_who_waits_for_nobody() {
-        let of = |me| Consent::of(&Agreed::BySender { from: 1, to: 0 }, me, 3);
+        let of = |me| Consent::of(&Agreed::Sender { from: 1, to: 0 }, me, 3);
         let (mut to, mut from) = (of(0).unwrap(), of(1).unwrap());
         assert!(of(2).is_none());
         assert_eq!(from.begin(), vec![(0, UP, 0)]);

@@ -21,6 +21,7 @@ use crate::paths::{Peer, State, DETOURS};
 use crate::rates::Rates;
 use crate::run::{Ready, Run, Target};
 use crate::trace::Traces;
+use crate::tree;
 use crate::views::Views;
 use crate::{Failure, Rank};
 
@@ -29,8 +30,6 @@ pub(crate) const HISTORY: usize = 64;
 /// A rank that stands still while others are in an earlier operation leaves it to them for this
 /// part of the timeout more to say why.
 const GRACE: u64 = 4;
-/// Sons of a node of the tree that news goes along.
-const SONS: usize = 2;
 
 /// What an engine is to be.
 #[derive(Clone, Debug)]
@@ -354,20 +353,13 @@ impl Engine {
         }
     }
 
-    /// The rank that is next on the way to rank 0.
-    pub(crate) fn father(me: Rank) -> Option<Rank> {
-        me.checked_sub(1).map(|m| m / SONS)
-    }
-
     /// The ranks that this one hands news to.
     pub fn neighbours(me: Rank, ranks: usize) -> impl Iterator<Item = Rank> {
-        Engine::father(me)
-            .into_iter()
-            .chain((1..=SONS).map(move |k| SONS * me + k).filter(move |son| *son < ranks))
+        tree::neighbours(me, ranks)
     }
 
     pub(crate) fn spread(&mut self, from: Option<Rank>, news: &News, env: &mut impl Env) {
-        for rank in Engine::neighbours(self.config.me, self.peers.len()) {
+        for rank in tree::neighbours(self.config.me, self.peers.len()) {
             if Some(rank) != from {
                 env.tell(rank, &Message::News(news.clone()));
             }

@@ -84,6 +84,7 @@ pub mod agree;
 mod arriving;
 mod codec;
 pub mod consent;
+mod consenting;
 mod detours;
 mod dispute;
 pub mod engine;
@@ -104,6 +105,7 @@ pub mod reduce;
 pub mod run;
 pub mod stream;
 mod trace;
+mod tree;
 pub mod views;
 
 pub use engine::{Config, Engine};

@@ -15,6 +15,7 @@ use crate::meter::Meter;
 use crate::paths::State;
 use crate::picture::{is_slow, Picture, Report};
 use crate::rates::Rates;
+use crate::tree;
 use crate::Rank;
 
 /// A rank reports so often at most.
@@ -90,7 +91,7 @@ impl Engine {
 
     /// A rank has measured something.
     pub(crate) fn on_measured(&mut self, report: &Report, env: &mut impl Env) {
-        match Engine::father(self.config.me) {
+        match tree::father(self.config.me) {
             Some(father) => env.tell(father, &Message::Measured(report.clone())),
             None => self.rates.take_down(report.clone()),
         }

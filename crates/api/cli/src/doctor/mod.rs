@@ -27,9 +27,9 @@ use self::devices::{Answer, Opens};
 use self::directory::Folder;
 use self::machine::{Device, Roots};
 use self::report::{Line, Report};
+use crate::installed;
 use crate::output::{print, print_json, Failure, Result};
 use crate::place::Place;
-use crate::run;
 
 /// How long a message between two devices is waited for.
 const REACH_LIMIT: Duration = Duration::from_secs(2);
@@ -91,7 +91,7 @@ fn look(place: &Place, args: &DoctorArgs, wanted: &Wanted) -> Report {
     lines.extend([
         system::kernel(&roots),
         system::libibverbs(&libibverbs, &maps),
-        system::library(run::library(None).map_err(|e| e.to_string())),
+        system::library(installed::library(None).map_err(|e| e.to_string())),
         system::memlock(&system::Memlock::of_this_process(&roots.proc)),
         look_at_directory(place, args),
     ]);

@@ -10,6 +10,9 @@ use unbroken_fabric::DeviceKind;
 use crate::ranks::Fabric;
 use crate::{begin, bytes, options, SUM};
 
+/// Begins an operation that others do not begin.
+type Begin = fn(&Communicator) -> Option<Request>;
+
 /// Operations may stand still for so long: nothing here waits for that.
 const TIMEOUT: Duration = Duration::from_secs(120);
 const AT_ONCE: Duration = Duration::from_secs(TIMEOUT.as_secs() / 4);
@@ -95,7 +98,7 @@ fn what_was_sent_before_the_end_is_received_after_it() {
 #[test]
 fn the_end_with_an_operation_pending_waits_for_nobody_who_ends_too() {
     let fabric = Fabric::new(DeviceKind::Full);
-    let pending: [(&str, fn(&Communicator) -> Option<Request>); 6] = [
+    let pending: [(&str, Begin); 6] = [
         ("one receives", |comm| (comm.rank() == 0).then(|| recv(comm, 1))),
         ("all receive", |comm| Some(recv(comm, (comm.rank() + 1) % 3))),
         ("all receive from any", |comm| {
