@@ -10,6 +10,7 @@
 //! there yet. On the default path that is one branch.
 
 mod completions;
+mod end;
 
 use crate::cq::{CqReservation, Member};
 use crate::device::{Opened, PdUse};
@@ -255,31 +256,6 @@ impl JournaledQp {
         let err = RcModify { state: Some(QpState::Err), ..RcModify::default() };
         // On a device that does not take it, there is nothing more to end.
         let _ = self.phys.modify(&QpModify { rc: err, ..QpModify::default() });
-    }
-
-    // ---- its end ----
-
-    /// Has the device's thread end it. The application need not wait for that: its protection
-    /// domain and its queues are free.
-    fn end_later(self: Arc<Self>) {
-        if let Some(pd) = lock(&self.pd).as_ref() {
-            pd.release();
-        }
-        let opened = self.opened.clone();
-        opened.commands.put(Box::new(move || self.end()));
-    }
-
-    fn end(&self) {
-        self.phys.destroy();
-        self.opened.interceptor.remove(self.qpn, &self.notes);
-        if let Some(srq) = &self.srq {
-            srq.end();
-        }
-        if self.joined.swap(true, Ordering::AcqRel) {
-            self.sends.leave(self.qpn, self);
-            self.recvs.leave(self.qpn, self);
-        }
-        drop(lock(&self.pd).take());
     }
 
     // ---- posting ----
@@ -534,8 +510,11 @@ impl DeviceQp for JournaledQp {
 
     fn modify(&self, change: &QpModify) -> Result<()> {
         let _watch = self.opened.commands.watch();
-        let mut st = self.lock();
         let state = change.rc.state;
+        if state == Some(QpState::Reset) {
+            return self.reset(change);
+        }
+        let mut st = self.lock();
         if state == Some(QpState::Err) {
             // What flushes from now on is what the application asked for.
             st.journal.end(&mut self.out());
@@ -543,10 +522,6 @@ impl DeviceQp for JournaledQp {
         self.phys.modify(change).map_err(|e| self.opened.error(e))?;
         st.now = state.unwrap_or(st.now);
         match state {
-            Some(QpState::Reset) => {
-                st.journal.reset();
-                st.remote = None;
-            }
             Some(QpState::Init) => {
                 st.journal.open();
                 if let Some(srq) = &self.srq {
@@ -578,6 +553,7 @@ impl DeviceQp for JournaledQp {
         if self.destroyed.swap(true, Ordering::AcqRel) {
             return;
         }
+        self.forget();
         match self.own.upgrade().filter(|_| self.is_abandoned() || self.opened.commands.is_stuck())
         {
             Some(own) => own.end_later(),
@@ -619,6 +595,7 @@ impl ResumableQp for JournaledQp {
         if self.destroyed.swap(true, Ordering::AcqRel) {
             return;
         }
+        self.forget();
         match self.own.upgrade() {
             Some(own) => own.end_later(),
             None => self.end(),
