@@ -149,14 +149,16 @@ static void check_message(struct round *r, struct conn *c, const struct ibv_wc *
         BROKEN(r, c, "a message arrives that is none of those to come: %u, expected %u, length %u",
                i, expected, len);
     o = op_of(&r->plan, c->in_seed, i);
+    memcpy(&number, data + (ud ? GRH_BYTES : 0), 8);
     if ((wc->opcode == IBV_WC_RECV_RDMA_WITH_IMM) != (o.kind == WRITE_IMM) ||
         !(wc->wc_flags & IBV_WC_WITH_IMM) != (o.kind == SEND))
-        BROKEN(r, c, "message %u is a %s and completes as opcode %d with flags %#x", i,
-               KIND[o.kind], wc->opcode, wc->wc_flags);
+        BROKEN(r, c, "message %u is a %s and completes as opcode %d with flags %#x, number %llu",
+               i, KIND[o.kind], wc->opcode, wc->wc_flags, (unsigned long long)number);
     if (o.kind != SEND && ntohl(wc->imm_data) != i)
         BROKEN(r, c, "message %u (%s) carries immediate %u", i, KIND[o.kind], ntohl(wc->imm_data));
     if (len != o.len)
-        BROKEN(r, c, "message %u (%s) has %u bytes, %u are right", i, KIND[o.kind], len, o.len);
+        BROKEN(r, c, "message %u (%s) has %u bytes, %u are right; it has number %llu", i,
+               KIND[o.kind], len, o.len, (unsigned long long)number);
     wrong = o.kind != WRITE_IMM ? data_wrong(&o, data + (ud ? GRH_BYTES : 0), i)
             : rc                ? NULL
                                 : data_wrong(&o, c->area->slots[o.slot], i);

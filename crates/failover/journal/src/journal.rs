@@ -424,6 +424,13 @@ impl Journal {
         (self.broken_at, self.keys_changed, self.strange) = (None, false, false);
     }
 
+    /// The same for good, or until [`Self::reset`]: nothing that the provider still says of the QP
+    /// is for anybody.
+    pub fn forget(&mut self) {
+        self.reset();
+        self.forget_for_good();
+    }
+
     // ---- provider ----
 
     /// The provider's QP takes receives from now on (INIT): give it those of [`Self::next_recv`].

@@ -74,6 +74,10 @@ impl State {
 }
 
 impl Journal {
+    pub(crate) fn forget_for_good(&mut self) {
+        self.stop.over = true;
+    }
+
     /// Stops the QP for ever: says what is to be done next. To be called again after each step.
     pub fn stop(&mut self, now_us: u64, out: &mut (impl Completions + ?Sized)) -> Step {
         if self.stop.over || self.phase() == Phase::Failed {

@@ -10,6 +10,7 @@
 //! there yet. On the default path that is one branch.
 
 mod completions;
+mod end;
 
 use crate::alive::lives;
 use crate::cq::{CqReservation, Member};
@@ -266,32 +267,6 @@ impl JournaledQp {
         let _ = self.phys.modify(&QpModify { rc: err, ..QpModify::default() });
     }
 
-    // ---- its end ----
-
-    /// Has the device's thread end it. The application need not wait for that: its protection
-    /// domain and its queues are free.
-    fn end_later(self: Arc<Self>) {
-        if let Some(pd) = lock(&self.pd).as_ref() {
-            pd.release();
-        }
-        let opened = self.opened.clone();
-        opened.commands.put(Box::new(move || self.end()));
-    }
-
-    fn end(&self) {
-        self.phys.destroy();
-        self.opened.interceptor.remove(self.qpn, &self.notes);
-        if let Some(srq) = &self.srq {
-            srq.end();
-        }
-        if self.joined.swap(true, Ordering::AcqRel) {
-            self.opened.memory.goes_to(self.default, self.opened.index, false);
-            self.sends.leave(self.qpn, self);
-            self.recvs.leave(self.qpn, self);
-        }
-        drop(lock(&self.pd).take());
-    }
-
     // ---- posting ----
 
     #[inline]
@@ -539,8 +514,11 @@ impl DeviceQp for JournaledQp {
 
     fn modify(&self, change: &QpModify) -> Result<()> {
         let _watch = self.opened.commands.watch();
-        let mut st = self.lock();
         let state = change.rc.state;
+        if state == Some(QpState::Reset) {
+            return self.reset(change);
+        }
+        let mut st = self.lock();
         if state == Some(QpState::Err) {
             // What flushes from now on is what the application asked for.
             st.journal.end(&mut self.out());
@@ -548,11 +526,6 @@ impl DeviceQp for JournaledQp {
         self.phys.modify(change).map_err(|e| self.opened.error(e))?;
         st.now = state.unwrap_or(st.now);
         match state {
-            Some(QpState::Reset) => {
-                let _of_the_life_before = self.notes.take();
-                st.journal.reset();
-                (st.remote, st.last_wqe) = (None, false);
-            }
             // What the device has told of it by now is there when the verb returns.
             Some(QpState::Err) => {
                 let notes = self.notes.take();
@@ -590,6 +563,7 @@ impl DeviceQp for JournaledQp {
         if self.destroyed.swap(true, Ordering::AcqRel) {
             return;
         }
+        self.forget();
         match self.own.upgrade().filter(|_| self.is_abandoned() || self.opened.commands.is_stuck())
         {
             Some(own) => own.end_later(),
@@ -631,6 +605,7 @@ impl ResumableQp for JournaledQp {
         if self.destroyed.swap(true, Ordering::AcqRel) {
             return;
         }
+        self.forget();
         match self.own.upgrade() {
             Some(own) => own.end_later(),
             None => self.end(),

@@ -5,8 +5,8 @@ mod common;
 use common::mock::Net;
 use common::{connect, send_wr, switch, End, Host};
 use std::collections::BTreeSet;
-use unbroken_types::{SendOpcode, WcStatus};
-use unbroken_verbs::{DeviceEvent, QpEvent, RecvWr};
+use unbroken_types::{QpState, SendOpcode, WcStatus};
+use unbroken_verbs::{DeviceEvent, QpEvent, QpModify, RcModify, RecvWr};
 
 struct World {
     net: Net,
@@ -150,4 +150,52 @@ fn a_message_that_does_not_fit_ends_the_qp_and_the_application_hears_when_it_tak
     let of = |event| DeviceEvent::Qp { qpn: end.qp.qpn(), event };
     assert_eq!(w.hosts[1].events.take(), [of(QpEvent::AccessError), of(QpEvent::LastWqeReached)]);
     assert_eq!(w.message(1), [(1, 0)]);
+}
+
+/// A message of a new pair that the program does not poll. Gives the pair.
+fn unpolled(w: &World) -> [End; 2] {
+    let srq = w.pairs[0][1].srq.clone();
+    let ends = [End::new(&w.hosts[0], true, None), End::with_srq(&w.hosts[1], true, None, srq)];
+    connect(&w.hosts, &ends);
+    let sges = [w.hosts[0].sge(0, 8)];
+    ends[0].qp.post_send(&send_wr(9, SendOpcode::Send, true, &sges)).unwrap();
+    w.net.execute(w.hosts[0].id(0), ends[0].qp.qpn());
+    w.net.tell(w.hosts[1].id(0), false);
+    ends
+}
+
+#[test]
+fn qps_that_are_destroyed_in_flight_cost_the_queue_no_receive() {
+    let w = world(40);
+    w.post_recvs(0..40);
+    for _ in 0..100 {
+        unpolled(&w)[1].qp.destroy();
+    }
+    let mut got: Vec<u64> = (0..40).flat_map(|_| w.message(0)).map(|(wr_id, _)| wr_id).collect();
+    got.sort_unstable();
+    assert_eq!(got, (0..40).collect::<Vec<_>>());
+}
+
+#[test]
+fn what_a_device_has_completed_before_a_reset_is_not_of_the_next_life() {
+    let w = world(40);
+    w.post_recvs(0..40);
+    let ends = unpolled(&w);
+    let reset = RcModify { state: Some(QpState::Reset), ..RcModify::default() };
+    for end in &ends {
+        end.qp.modify(&QpModify { rc: reset, ..QpModify::default() }).unwrap();
+        end.cq.purge(end.qpn); // as whoever resets a logical QP does
+    }
+    connect(&w.hosts, &ends);
+    assert!(ends[1].poll(&ends[1].cq).is_empty(), "a receive of the life before");
+}
+
+/// The device's thread destroys a QP that another replaces, later. No thread is there in this test.
+#[test]
+fn a_qp_that_is_replaced_completes_nothing_more() {
+    let w = world(40);
+    w.post_recvs(0..40);
+    let ends = unpolled(&w);
+    ends[1].qp.retire();
+    assert!(ends[1].poll(&ends[1].cq).is_empty(), "it still completes");
 }
