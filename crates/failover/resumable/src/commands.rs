@@ -199,3 +199,66 @@ fn run(shared: &Shared, host: Host, more: impl Fn() -> bool) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+    use std::sync::mpsc;
+    use std::time::Instant;
+
+    /// The clock of these tests.
+    static NOW_US: AtomicU64 = AtomicU64::new(0);
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    fn spawn(name: &str, body: Box<dyn FnOnce() + Send>) -> std::io::Result<()> {
+        std::thread::Builder::new().name(name.into()).spawn(body).map(drop)
+    }
+
+    fn wait(what: &str, condition: impl Fn() -> bool) {
+        let start = Instant::now();
+        while !condition() {
+            assert!(start.elapsed() < PATIENCE, "{what}");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_device_that_does_not_answer_has_one_command_and_is_stuck() {
+        let host = Host { spawn, now_us: || NOW_US.load(SeqCst) };
+        let commands = Commands::new("test", host);
+        let done = Arc::new(AtomicUsize::new(0));
+        let (answer, hangs) = mpsc::channel::<()>();
+        commands.put(Box::new(move || hangs.recv().unwrap_or_default()));
+        let threads = || lock(&commands.shared.queue).threads;
+        wait("the device has it", || lock(&commands.shared.queue).under_way.len() == 1);
+        for _ in 0..10 {
+            let done = done.clone();
+            commands.put(Box::new(move || drop(done.fetch_add(1, SeqCst))));
+        }
+        assert!(!commands.is_stuck(), "it may yet answer");
+        NOW_US.fetch_add(STUCK_US, SeqCst);
+        assert!(commands.is_stuck());
+        assert_eq!((threads(), commands.unanswered(), done.load(SeqCst)), (1, 11, 0));
+        // What is not urgent is not waited for either.
+        let later = done.clone();
+        commands.now_or_later(move || drop(later.fetch_add(1, SeqCst)));
+        assert_eq!(done.load(SeqCst), 0);
+        answer.send(()).unwrap();
+        wait("all are done", || done.load(SeqCst) == 11 && commands.unanswered() == 0);
+        assert!(!commands.is_stuck());
+        wait("no thread is left", || threads() == 0);
+    }
+
+    #[test]
+    fn without_a_thread_a_command_is_carried_out_at_once() {
+        let spawn = |_: &str, _: Box<dyn FnOnce() + Send>| Err(std::io::Error::other("none"));
+        let commands = Commands::new("test", Host { spawn, now_us: || 1 });
+        let done = Arc::new(AtomicUsize::new(0));
+        for n in 1..4 {
+            let own = done.clone();
+            commands.put(Box::new(move || drop(own.fetch_add(1, SeqCst))));
+            assert_eq!((done.load(SeqCst), commands.unanswered()), (n, 0));
+        }
+    }
+}
