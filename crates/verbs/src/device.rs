@@ -391,6 +391,8 @@ pub struct Leftovers {
     pub unanswered: u32,
     /// QPs that the device refused to destroy. They are kept until the process ends.
     pub undestroyed: u32,
+    /// It has not answered a command for so long that it counts as one that does not.
+    pub is_stuck: bool,
 }
 
 /// A physical QP. All methods may be called from any thread.

@@ -141,6 +141,7 @@ impl PeerHealth {
         let retry_us = self.config.retry_min_us;
         self.pairs.entry(port_path.into()).or_insert_with(|| Pair {
             state: State::Dead { retry_at_us: now_us, retry_us },
+            unproven: true,
             ..Pair::new()
         });
     }
@@ -148,6 +149,7 @@ impl PeerHealth {
     /// The program uses that path: it needs no proof.
     pub fn trust(&mut self, port_path: impl Into<PortPath>) {
         let pair = self.pairs.entry(port_path.into()).or_insert_with(Pair::new);
+        pair.unproven = false;
         if pair.alive_us.is_none() && pair.failures == 0 {
             pair.state = match pair.state {
                 State::Dead { .. } => State::Calm,
@@ -341,7 +343,8 @@ impl PeerHealth {
         let HealthConfig { retry_max_us, unproven_max_us, .. } = self.config;
         for pair in self.pairs.values_mut().filter(|p| p.works) {
             // Nothing leads over most of those that have never lived.
-            let most_us = if pair.alive_us.is_some() { retry_max_us } else { unproven_max_us };
+            let unproven = pair.unproven && pair.alive_us.is_none();
+            let most_us = if unproven { unproven_max_us } else { retry_max_us };
             if let State::Dead { retry_at_us, retry_us } = &mut pair.state {
                 if *retry_at_us <= now_us {
                     *retry_us = (*retry_us * 2).min(most_us);

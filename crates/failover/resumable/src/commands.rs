@@ -215,6 +215,10 @@ mod tests {
         std::thread::Builder::new().name(name.into()).spawn(body).map(drop)
     }
 
+    fn count(done: &AtomicUsize) {
+        done.fetch_add(1, SeqCst);
+    }
+
     fn wait(what: &str, condition: impl Fn() -> bool) {
         let start = Instant::now();
         while !condition() {
@@ -234,7 +238,7 @@ mod tests {
         wait("the device has it", || lock(&commands.shared.queue).under_way.len() == 1);
         for _ in 0..10 {
             let done = done.clone();
-            commands.put(Box::new(move || drop(done.fetch_add(1, SeqCst))));
+            commands.put(Box::new(move || count(&done)));
         }
         assert!(!commands.is_stuck(), "it may yet answer");
         NOW_US.fetch_add(STUCK_US, SeqCst);
@@ -242,7 +246,7 @@ mod tests {
         assert_eq!((threads(), commands.unanswered(), done.load(SeqCst)), (1, 11, 0));
         // What is not urgent is not waited for either.
         let later = done.clone();
-        commands.now_or_later(move || drop(later.fetch_add(1, SeqCst)));
+        commands.now_or_later(move || count(&later));
         assert_eq!(done.load(SeqCst), 0);
         answer.send(()).unwrap();
         wait("all are done", || done.load(SeqCst) == 11 && commands.unanswered() == 0);
@@ -257,7 +261,7 @@ mod tests {
         let done = Arc::new(AtomicUsize::new(0));
         for n in 1..4 {
             let own = done.clone();
-            commands.put(Box::new(move || drop(own.fetch_add(1, SeqCst))));
+            commands.put(Box::new(move || count(&own)));
             assert_eq!((done.load(SeqCst), commands.unanswered()), (n, 0));
         }
     }

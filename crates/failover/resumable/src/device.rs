@@ -85,6 +85,16 @@ impl Opened {
         srq.leave();
     }
 
+    /// Makes a QP. EIO where the device answers no command: another NIC is to be taken.
+    pub(crate) fn create_qp(&self, init: &QpInit) -> Result<Arc<dyn DeviceQp>> {
+        if self.commands.is_stuck() {
+            let name = self.device.name();
+            return Err(Error::device_gone(format!("NIC {name} answers no command")));
+        }
+        let _watch = self.commands.watch();
+        self.device.create_qp(init).map_err(|e| self.error(e))
+    }
+
     /// The error of a step that the device refused: one that is gone may say anything.
     pub(crate) fn error(&self, e: Error) -> Error {
         match self.device.alive() {
@@ -296,6 +306,7 @@ impl Device for ResumableDevice {
     fn leftovers(&self) -> Leftovers {
         Leftovers {
             unanswered: self.opened.commands.unanswered() as u32,
+            is_stuck: self.opened.commands.is_stuck(),
             ..self.opened.device.leftovers()
         }
     }

@@ -13,7 +13,8 @@
 //!
 //! Deregistration takes the keys out of use first, and ends on every NIC that answers before it
 //! returns: a peer's key must not outlive the memory. On a NIC that answers no command it ends when
-//! the NIC does ([`Commands`]); no QP of ours that a peer is connected to is on it by then.
+//! the NIC does ([`Commands`]); no QP of ours that a peer is connected to is on it by then. What is
+//! being registered meanwhile is ended by whoever does that: nobody knows its key yet.
 //!
 //! Locks: a space → a region. No device is called with a lock held that another NIC's work needs:
 //! whoever registers a region marks that it comes, and others wait for that.
@@ -34,9 +35,10 @@ use std::collections::hash_map::Entry;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{
-    Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard,
+    mpsc, Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard,
     RwLockWriteGuard, Weak,
 };
+use std::time::Duration;
 use unbroken_log::{tell, Level, Part};
 use unbroken_types::{next_key_set, Access, PdHandle, FIRST_KEY_SET};
 use unbroken_verbs::{Error, MemoryDomain, MrChange, MrKeys, Result};
@@ -46,6 +48,10 @@ pub(crate) use nic_pd::NicPd;
 
 /// Keys that a device may give in a row which the application has already for another region.
 const MAX_TAKEN: usize = 64;
+
+/// Of the end of a region on a NIC that the program has not named: longer than any takes that
+/// answers.
+const DEREG_TIME: Duration = Duration::from_secs(1);
 
 /// A protection domain.
 struct Pd {
@@ -275,8 +281,10 @@ impl LogicalMemory {
         if self.key_set(nic) != key_set {
             return Err(Error::device_gone(format!("NIC {nic} was opened again")));
         }
-        // Another thread may have made one meanwhile.
-        Ok(entry.on[nic].get_or_insert(made).clone())
+        // Another thread may have made one meanwhile; ours ends with no lock held.
+        let kept = entry.on[nic].get_or_insert_with(|| made.clone()).clone();
+        drop(pds);
+        Ok(kept)
     }
 
     // ---- making and ending ----
@@ -519,14 +527,12 @@ impl LogicalMemory {
         let mut ended = false;
         for nic in order {
             let (Some(there), Ok(open)) = (on[nic].take(), self.open(nic)) else { continue };
-            if open.commands.is_stuck() {
-                open.commands.put(Box::new(move || {
-                    let _ = open.domain.dereg_mr(there.keys.lkey);
-                    drop(there);
-                }));
+            if nic != default && ended || open.commands.is_stuck() {
+                dereg_soon(&open, there);
                 ended = true;
                 continue;
             }
+            let _watch = open.commands.watch();
             match open.domain.dereg_mr(there.keys.lkey) {
                 // Something is bound to it: nothing has changed.
                 Err(e) if !ended && e.errno() == libc::EBUSY => {
@@ -537,16 +543,6 @@ impl LogicalMemory {
                 }
                 // A NIC that is dead touches nothing any more.
                 _ => ended = true,
-            }
-        }
-        // What was being registered meanwhile is ended by whoever did that, which is waited for
-        // where the NIC answers.
-        for nic in 0..self.nics.len() {
-            match self.open(nic) {
-                Ok(open) if !open.commands.is_stuck() => {
-                    drop(LogicalMemory::settled(&mr, nic, open.key_set));
-                }
-                _ => {}
             }
         }
         {
@@ -603,6 +599,18 @@ impl LogicalMemory {
 /// Of a NIC; none past 63, which a process does not have.
 fn bit(nic: usize) -> u64 {
     1u64.checked_shl(nic as u32).unwrap_or(0)
+}
+
+/// Ends a region on a NIC that the program has not named: it waits for that as long as a NIC that
+/// answers takes.
+fn dereg_soon(open: &Open, there: There) {
+    let (domain, (done, ends)) = (open.domain.clone(), mpsc::channel());
+    open.commands.put(Box::new(move || {
+        let _ = domain.dereg_mr(there.keys.lkey);
+        drop(there);
+        let _ = done.send(());
+    }));
+    let _ = ends.recv_timeout(DEREG_TIME);
 }
 
 fn no_pd(pd: PdHandle) -> Error {

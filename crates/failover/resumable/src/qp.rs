@@ -26,8 +26,7 @@ use unbroken_journal::{Config, Journal, Mutation, Posted, Queue};
 use unbroken_types::{Completions, Progress, QpCaps, QpState, SendOpcode, Sge, Wc, WcStatus};
 use unbroken_verbs::{
     Backlog, Cq, DeviceEvent, DeviceQp, Error, KeyWaiter, ListResult, PostError, QpEvent, QpInit,
-    QpModify, QpSnapshot, RcModify, RecvWr, RemoteNic, Result, ResumableQp, SendBatch, SendWr,
-    NO_REGION,
+    QpModify, QpSnapshot, RecvWr, RemoteNic, Result, ResumableQp, SendBatch, SendWr, NO_REGION,
 };
 
 /// What can change.
@@ -134,7 +133,7 @@ impl JournaledQp {
             wc_qpn: None,
             ..init.clone()
         };
-        let phys = opened.device.create_qp(&provider).map_err(|e| opened.error(e))?;
+        let phys = opened.create_qp(&provider)?;
         let qpn = phys.qpn();
         let journal = Journal::new(Config {
             caps,
@@ -180,12 +179,14 @@ impl JournaledQp {
 
     /// From now on polls of the application's CQs bring its completions.
     fn join(&self) -> Result<()> {
-        let Some(own) = self.own.upgrade().filter(|_| !self.joined.swap(true, Ordering::AcqRel))
-        else {
+        let Some(own) = self.own.upgrade().filter(|_| !self.joined.load(Ordering::Acquire)) else {
             return Ok(());
         };
         if let (Some(pd), true) = (lock(&self.pd).as_ref(), self.standby) {
             pd.count()?;
+        }
+        if self.joined.swap(true, Ordering::AcqRel) {
+            return Ok(());
         }
         self.opened.memory.goes_to(self.default, self.opened.index, true);
         let member: Arc<dyn Member> = own;
@@ -262,9 +263,10 @@ impl JournaledQp {
         st.journal.handle_own_error(&mut self.out());
         let event = DeviceEvent::Qp { qpn: self.qpn, event: QpEvent::Fatal };
         self.opened.interceptor.sink().event(self.opened.index, event);
-        let err = RcModify { state: Some(QpState::Err), ..RcModify::default() };
-        // On a device that does not take it, there is nothing more to end.
-        let _ = self.phys.modify(&QpModify { rc: err, ..QpModify::default() });
+        if let Some(own) = self.own.upgrade() {
+            // On a device that does not take it, there is nothing more to end.
+            self.opened.commands.put(Box::new(move || drop(own.to_err())));
+        }
     }
 
     // ---- posting ----
@@ -513,17 +515,16 @@ impl DeviceQp for JournaledQp {
     }
 
     fn modify(&self, change: &QpModify) -> Result<()> {
-        let _watch = self.opened.commands.watch();
         let state = change.rc.state;
         if state == Some(QpState::Reset) {
             return self.reset(change);
         }
-        let mut st = self.lock();
         if state == Some(QpState::Err) {
             // What flushes from now on is what the application asked for.
-            st.journal.end(&mut self.out());
+            self.lock().journal.end(&mut self.out());
         }
-        self.phys.modify(change).map_err(|e| self.opened.error(e))?;
+        self.change(change)?;
+        let mut st = self.lock();
         st.now = state.unwrap_or(st.now);
         match state {
             // What the device has told of it by now is there when the verb returns.

@@ -128,9 +128,15 @@ impl JournaledQp {
         }));
     }
 
-    fn to_err(&self) -> Result<()> {
+    pub(crate) fn to_err(&self) -> Result<()> {
         let rc = RcModify { state: Some(QpState::Err), ..RcModify::default() };
         self.phys.modify(&QpModify { rc, ..QpModify::default() })
+    }
+
+    /// A command of the stop has no answer, or one that was not taken in.
+    pub(crate) fn is_being_stopped(&self) -> bool {
+        let asked = lock(&self.asked);
+        asked.abandoned || !matches!(asked.command, Command::None)
     }
 
     /// The device did not answer, and the switch went on without.

@@ -295,7 +295,13 @@ impl NicTable {
         all.map(|device| device.leftovers()).fold(Leftovers::default(), |sum, of| Leftovers {
             unanswered: sum.unanswered + of.unanswered,
             undestroyed: sum.undestroyed + of.undestroyed,
+            is_stuck: sum.is_stuck || of.is_stuck,
         })
+    }
+
+    /// Whether NIC `i` answers no command just now.
+    pub(crate) fn is_stuck(&self, i: usize) -> bool {
+        self.device(i).is_some_and(|device| device.leftovers().is_stuck)
     }
 
     // --- control endpoints

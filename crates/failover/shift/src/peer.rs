@@ -112,6 +112,9 @@ impl Peer {
         } else if self.health().is_shunned(path) {
             // As below.
             Liveness::Silent
+        } else if nics.is_stuck(path.local.into()) {
+            // No QP can be made there.
+            Liveness::Silent
         } else if nics.drained(path.local.into()) && nics.undrained_elsewhere(path.local.into()) {
             // It is not chosen; the peer, who does not know of it, is followed there.
             Liveness::Silent

@@ -124,6 +124,11 @@ impl Gate {
         self.failed || self.app.rc.state == Some(QpState::Err)
     }
 
+    /// The program has destroyed it, or is in the middle of that.
+    pub(crate) fn is_destroyed(&self) -> bool {
+        self.destroyed
+    }
+
     /// It will have no later life in this connection.
     pub(crate) fn is_over(&self) -> bool {
         self.ended() || self.destroyed

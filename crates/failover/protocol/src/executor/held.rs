@@ -3,7 +3,7 @@
 use super::{Env, Executor};
 use crate::action::Reason;
 use crate::qp::State;
-use unbroken_types::{check_send, Backlog, PostError, QpCaps, RecvWr, SendBatch};
+use unbroken_types::{check_send, Backlog, PostError, QpCaps, RecvWr, SendBatch, WcStatus};
 
 /// Work that no physical QP holds.
 #[derive(Clone, Debug, Default)]
@@ -27,7 +27,11 @@ impl Executor {
     /// all.
     pub fn take_work(&mut self, env: &mut impl Env) -> Option<Backlog> {
         let held = self.held.take()?;
-        Some(Self::with_physical(held, env).unwrap_or_else(|(held, _)| held))
+        Some(Self::with_physical(held, env).unwrap_or_else(|(held, _)| {
+            // What the physical QP has is older, and nobody will ask it again.
+            env.fail(WcStatus::WrFlushErr);
+            held
+        }))
     }
 
     /// Keeps sends that are posted while the QP is between two paths, or about to leave one, all or

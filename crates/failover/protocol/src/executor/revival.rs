@@ -13,7 +13,7 @@ use unbroken_types::WcStatus;
 
 /// The first pause before a fresh life, where the last one was in vain.
 const PAUSE_US: u64 = 500_000;
-/// Lives in vain, one after the other, before the QP is given up: a minute and more of pauses.
+/// Lives in vain, one after the other, before the QP is given up: half a minute of pauses.
 const MAX_IN_VAIN: u32 = 7;
 
 /// Lives that the transport gave up while the path lived, and in which nothing moved.

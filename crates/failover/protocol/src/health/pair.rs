@@ -33,6 +33,8 @@ pub(super) struct Pair {
     pub(super) state: State,
     /// Our NIC works, so that a probe can leave.
     pub(super) works: bool,
+    /// Whether anything leads over it is not known.
+    pub(super) unproven: bool,
     /// The last sign of life.
     pub(super) alive_us: Option<u64>,
     /// Number of the next probe.
@@ -56,6 +58,7 @@ impl Pair {
         Pair {
             state: State::Calm,
             works: true,
+            unproven: false,
             alive_us: None,
             sequence: 0,
             sent: [(0, 0); REMEMBERED as usize],

@@ -5,7 +5,7 @@ use crate::lock;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use unbroken_types::QpState;
-use unbroken_verbs::{QpModify, Result};
+use unbroken_verbs::{Error, QpModify, Result};
 
 impl JournaledQp {
     /// Has the device's thread end it. The application need not wait for that: its protection
@@ -37,6 +37,13 @@ impl JournaledQp {
         drop(lock(&self.pd).take());
     }
 
+    /// Has the device change it. With no lock held that a thread takes which polls: the device may
+    /// not answer.
+    pub(super) fn change(&self, change: &QpModify) -> Result<()> {
+        let _watch = self.opened.commands.watch();
+        self.phys.modify(change).map_err(|e| self.opened.error(e))
+    }
+
     /// The program has done with this QP, or has another in its place: nothing that the device
     /// still says of it is for anybody.
     pub(super) fn forget(&self) {
@@ -45,10 +52,14 @@ impl JournaledQp {
 
     /// To RESET. What the device, or a thread that brings it over, still has of the life that ends is
     /// for nobody: a receive of an SRQ would be taken for one of the next life.
+    /// EIO: it is being stopped, and a command of that is under way, which would meet the next life.
     pub(super) fn reset(&self, change: &QpModify) -> Result<()> {
+        if self.is_being_stopped() {
+            return Err(Error::device_gone("the QP is being stopped"));
+        }
         self.bring_all();
+        self.change(change)?;
         let mut st = self.lock();
-        self.phys.modify(change).map_err(|e| self.opened.error(e))?;
         st.journal.forget();
         (st.now, st.remote) = (QpState::Reset, None);
         drop(st);

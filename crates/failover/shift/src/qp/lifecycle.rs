@@ -34,6 +34,7 @@ impl Qp {
         if !self.init.suspend_on_error
             || !g.is_early()
             || g.failed
+            || g.destroyed
             || self.core.nics.device(g.nic).is_some()
         {
             return Ok(false);
@@ -236,7 +237,8 @@ impl Qp {
         phys.destroy();
         self.purge();
         if let Some(backup) = backup {
-            backup.phys.destroy();
+            // Of another NIC, for which the program does not wait.
+            backup.phys.retire();
         }
         self.core.backups.wait_for(self.id());
         self.core.qps.remove(self.id());

@@ -56,7 +56,15 @@ impl Qp {
 
     /// What `unbroken status` shows.
     pub fn status(&self) -> QpStatus {
-        let g = self.gate();
+        let Some(g) = self.gate_now() else {
+            return QpStatus {
+                qp: self.qpn,
+                host: self.core.nics.host(),
+                own: format!("{}:{}", self.gid(), self.qpn),
+                why: "its program changes it, and its NIC does not answer".into(),
+                ..QpStatus::default()
+            };
+        };
         if let Some(status) = datagram::status(self, &g) {
             return status;
         }

@@ -180,7 +180,7 @@ impl Qp {
     /// The directory says this of the peer that the QP is connected to at that address. With no
     /// gate held.
     pub(crate) fn found(&self, sought: Sought) -> Search {
-        let mut g = self.gate();
+        let Some(mut g) = self.gate_now() else { return Search::Later };
         let addr = match &sought {
             Sought::Peer { addr, .. } | Sought::Not { addr, .. } => *addr,
         };
@@ -198,7 +198,8 @@ impl Qp {
         let path = g.app.path;
         match self.link(&mut g, path, sought) {
             Ok(()) => {
-                let held = g.take_seeks().and_then(|seeks| seeks.held).unwrap_or_default();
+                let kept = g.take_seeks().and_then(|seeks| seeks.held);
+                let (keeps, held) = (kept.is_some(), kept.unwrap_or_default());
                 if told {
                     let (host, qp) = (self.core.nics.host(), self.qpn);
                     let after_us = now_us().saturating_sub(since_us);
@@ -206,7 +207,7 @@ impl Qp {
                 }
                 if failed.is_some() || !self.core.nics.usable(g.nic) {
                     link::suspect_with(self, &mut g, Reason::PostFailed, held);
-                } else if self.connects_by_hello(&g) {
+                } else if keeps || self.connects_by_hello(&g) {
                     link::suspect_with(self, &mut g, Reason::Connect, held);
                 }
                 Search::Linked
@@ -260,7 +261,7 @@ impl Qp {
             Sought::Peer { peer, addr, them } => {
                 let PathAttr { sl, traffic_class, .. } = path.unwrap_or_default();
                 peer.set_class(Class { sl, traffic_class });
-                let by_hello = self.connects_by_hello(g);
+                let by_hello = g.keeps_all() || self.connects_by_hello(g);
                 let link = link::connect(self, g.connection, them, peer, by_hello);
                 g.link = Some(Box::new(link.map_err(|why| (addr, why, String::new()))?));
                 g.why_not = "";

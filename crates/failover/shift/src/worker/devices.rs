@@ -41,7 +41,9 @@ impl Worker {
             }
             DeviceEvent::QpChanged { qpn } => {
                 if let Some(qp) = core.qps.by_physical((nic, qpn)) {
-                    let g = qp.gate();
+                    let Some(g) = qp.gate_now() else {
+                        return self.deferred.push(Job::Device(nic, event));
+                    };
                     if (g.nic, g.phys.qpn()) == (nic, qpn) {
                         let _told_on_the_way = g.phys.progress();
                     }
@@ -54,9 +56,12 @@ impl Worker {
             }
             DeviceEvent::UnknownSender => self.moved_qps.want(),
             DeviceEvent::QpFailed { qpn, status } => self.qp_failed(nic, qpn, status),
-            DeviceEvent::Qp { qpn, event } => {
-                if let Some(what) = core.qps.by_physical((nic, qpn)).and_then(|qp| qp.report(event))
-                {
+            DeviceEvent::Qp { qpn, event: of_qp } => {
+                let Some(qp) = core.qps.by_physical((nic, qpn)) else { return };
+                if qp.gate_now().is_none() {
+                    return self.deferred.push(Job::Device(nic, event));
+                }
+                if let Some(what) = qp.report(of_qp) {
                     core.events.defer(what, now_us());
                 }
             }
@@ -84,7 +89,7 @@ impl Worker {
             let event = DeviceEvent::QpFailed { qpn, status };
             return self.deferred.push(Job::Device(nic, event));
         };
-        if (g.nic, g.phys.qpn()) != (nic, qpn) {
+        if (g.nic, g.phys.qpn()) != (nic, qpn) || g.is_destroyed() {
             return; // a life that is over
         }
         if g.datagram.is_some() {
@@ -165,7 +170,7 @@ impl Worker {
                 .all()
                 .iter()
                 .filter(|q| q.id().0 == nic)
-                .all(|q| q.gate_now().is_none_or(|g| q.absorbs(&g)));
+                .all(|q| q.gate_now().is_some_and(|g| q.absorbs(&g)));
         core.contexts.raise(nic, event, element, |context| !absorbed || context.only_watches());
     }
 

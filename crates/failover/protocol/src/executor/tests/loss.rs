@@ -14,7 +14,7 @@ fn end_with(mutation: Mutation) -> (Executor, Fake) {
     let (mut e, mut s) = (end(1), Fake::new());
     let config = Config { mutation, ..Config::default() };
     e.lqp = LogicalQp::new(endpoint(1), endpoint(2), SlotTable::new(PATH, 2, 2, false), config, 0);
-    (s.sends, s.moved_us, s.loses) = (vec![write(1)], Some(7), true);
+    (s.sends, s.moved_us, s.answered, s.loses) = (vec![write(1)], Some(7), true, true);
     (e, s)
 }
 
