@@ -1,7 +1,8 @@
 /* What devices of provider.c can be told to be like: smaller, of other networks, another device.
  *
  * TEST_PROVIDER_LIMITS: words as `unb1.max_qp_wr=64` and `*.max_cqe=128`; also max_sge,
- * max_qp_rd_atom and max_inline. Queues of QPs are rounded up to powers of two first, as mlx5 does.
+ * max_qp_rd_atom, and hidden_sends, which RC QPs have at most and attributes do not tell. Queues of
+ * QPs are rounded up to powers of two first, as mlx5 does.
  * TEST_PROVIDER_FOREIGN_GIDS: so many GIDs of other networks stand before the third of each port;
  * nothing leads from or to them. TEST_PROVIDER_ALONE: a device from and to which nothing leads.
  * TEST_PROVIDER_GUID_FILE: while that file is there, devices have other GUIDs.
@@ -254,7 +255,7 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
          cap->max_recv_wr);
     if (!fits || !passes(context, "max_sge", cap->max_send_sge)
         || !passes(context, "max_sge", cap->max_recv_sge)
-        || !passes(context, "max_inline", cap->max_inline_data)) {
+        || (init->qp_type == IBV_QPT_RC && !passes(context, "hidden_sends", cap->max_send_wr))) {
         errno = fits ? EINVAL : ENOMEM;
         return NULL;
     }

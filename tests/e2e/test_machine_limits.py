@@ -77,7 +77,7 @@ SMALLER = {
     "max_qp_wr=512": ("ib_write_bw", ["-s", 4096, "-t", 1024], "max_send_wr is 1024"),
     "max_cqe=2048": ("ib_write_bw", ["-s", 4096, "-t", 4096], "entries in a CQ"),
     "max_qp_rd_atom=4": ("ib_read_bw", ["-s", 4096, "-o", 16], "max_dest_rd_atomic is 16"),
-    "max_inline=16": ("ib_write_bw", ["-s", 64, "-I", 64], "ibv_create_qp"),
+    "hidden_sends=64": ("ib_write_bw", ["-s", 4096, "-t", 128], "ibv_create_qp"),
 }
 
 
@@ -86,6 +86,7 @@ def test_a_device_that_is_too_small_is_no_backup(logs, what):
     """The first NIC in line is passed over, with its reason, and the next one taken."""
     tool, arguments, why = SMALLER[what]
     with Devices(logs, "--nics", "3", LIMITS=f"unb1.{what}") as fabric:
+        fabric.env["UNBROKEN_MAP"] = "0:1,2"
         server, client = fabric.protected_pair(tool, ["-D", SECONDS, *arguments])
         told = lambda: client.ended() or "unb1 is no backup" in client.output()
         wait_until(told, WAIT_SECONDS, "it is told")
