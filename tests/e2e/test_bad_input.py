@@ -6,12 +6,15 @@ import os
 import random
 import re
 import shutil
+import subprocess
+import sys
 import time
 
 import pytest
 
 from lib.cc import compile_c
 from lib.fabric import Fabric
+from lib.paths import ROOT
 from lib.ports import free_port, listens
 from lib.process import Failure, needs, wait_until
 from lib.roce import FIRST_PORT, roce_packet, sending_socket
@@ -32,6 +35,19 @@ def expect(done, status_ok, *words):
         raise Failure(
             f"{' '.join(done.args[1:])}: its message lacks {missing}: {text.strip()[:300]}"
         )
+
+
+def test_pytorch_that_is_not_there():
+    """`import unbroken.torch` says what to install."""
+    hidden = "import sys; sys.modules['torch'] = None; import unbroken.torch"
+    done = subprocess.run(
+        [sys.executable, "-c", hidden],
+        env={"PYTHONPATH": str(ROOT / "python" / "unbroken")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    expect(done, False, "ModuleNotFoundError", "pip install torch", "FILE.whl[torch]")
 
 
 def wait_for_traffic(fabric, client, least_bytes):

@@ -76,19 +76,22 @@ fn schedules_are_set_and_shown() {
     let dir = tempfile::tempdir().unwrap();
     let rt = dir.path();
     good(rt, &["fault", "set", "nic a/0 down", "--at", "100s", "--for", "200ms", "--every", "5s"]);
-    good(rt, &["fault", "set", "delay", "cable", "b/1", "tx", "5ms", "--for", "100s"]);
+    let again = ["--for", "100s", "--every", "200s"];
+    good(rt, &[&["fault", "set", "delay", "cable", "b/1", "tx", "5ms"], &again[..]].concat());
     let text = good(rt, &["fault", "list"]);
     let lines: Vec<&str> = text.lines().collect();
     assert!(
         lines[0].starts_with("delay cable b/1 tx 5ms  (for 0.")
-            && lines[0].ends_with(", lasts 100s)"),
+            && lines[0].ends_with(", lasts 100s, again every 200s)"),
         "{text}"
     );
     assert!(lines[1].ends_with(", lasts 200ms, again every 5s)"), "{text}");
     let list = json(rt, &["fault", "list", "--json"]);
     assert_eq!((&list[1]["lasts_us"], &list[1]["every_us"]), (&200_000.into(), &5_000_000.into()));
     assert_eq!((&list[0]["active"], &list[1]["active"]), (&Value::Bool(true), &Value::Bool(false)));
-    assert!(good(rt, &["events"]).contains("nic a/0 down  (again every 5s)"));
+    let events = good(rt, &["events"]);
+    assert!(events.contains("delay cable b/1 tx 5ms  (again every 200s)"), "{events}");
+    assert!(!events.contains("nic a/0 down"), "it has not come yet: {events}");
     assert!(
         bad(rt, &["fault", "set", "nic a/0 down", "--every", "5s"]).contains("say for how long")
     );
