@@ -111,7 +111,11 @@ fn what_makes_no_sense_is_named() {
     names(&["simulate", "sweep", "--lost", "1-1000000000"], 1, "up to 512 are right");
     names(&["plan", "--fail", "tor64", "--pod-hosts", "8"], 1, "there are tor0 to tor63");
     names(&["plan", "--fail", "tor0", "--fail", "core=50%"], 1, "three tiers");
-    names(&["simulate", "run", "--fail", "spine=50%@1h", "--for", "1d"], 1, "`unbroken plan --fail`");
+    names(
+        &["simulate", "run", "--fail", "spine=50%@1h", "--for", "1d"],
+        1,
+        "`unbroken plan --fail`",
+    );
     names(&["plan", "--efficiency", "lots"], 2, "'lots' is no share");
     names(&["plan", "--hosts", "2", "--model", "llama-3.1-405b", "--tensor", "8"], 1, "--hosts ");
     names(&["plan", "--model", "llama-3.1-70b"], 1, "of its 80 may be used: --");
@@ -450,7 +454,8 @@ fn switches_can_be_lost() {
         let words: Vec<&str> = words.split(' ').collect();
         let plan = json(&[&words[..], more].concat());
         let all = plan["strategies"].as_array().unwrap();
-        let of = |name: &str| all.iter().find(|s| s["strategy"] == name).unwrap()["step_s"].as_f64();
+        let of =
+            |name: &str| all.iter().find(|s| s["strategy"] == name).unwrap()["step_s"].as_f64();
         (plan["lost"].as_array().unwrap().len(), plan["step_s"].as_f64(), of("ours"), of("restart"))
     };
     let (lost, healthy, leaf, restart) = step(&["--fail", "tor3"]);

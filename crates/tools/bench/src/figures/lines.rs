@@ -168,9 +168,8 @@ fn panels_of_10(reading: Reading) -> [Panel; 5] {
     let at_loss = |s, p, of| slowdown(s, &reading.link(p), 128 * MIB, of);
     let means =
         four().map(|(name, colour, s)| line(name, colour, &losses, |p| at_loss(s, p, mean)));
-    let tails = four().map(|(name, colour, s)| {
-        line(name, colour, &losses, |p| at_loss(s, p, tail))
-    });
+    let tails =
+        four().map(|(name, colour, s)| line(name, colour, &losses, |p| at_loss(s, p, tail)));
     // The paper's split has its colour; the others have those that are free.
     let splits =
         [(32, 2, 4), (32, 4, 5), (32, 8, 2), (32, 16, 6), (16, 16, 7)].map(|(k, m, colour)| {
