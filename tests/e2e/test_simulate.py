@@ -126,7 +126,7 @@ check({PAIRS[name][0]}, typing.get_type_hints({name})["return"], [])
         ("plan(job=Job(share=0.99))", "share", "GPUs at their peak give"),
         ("plan(job=Job(share=0.5, efficiency=1))", "efficiency", "cannot be used with 'share'"),
         ("plan(Cluster(hosts=1))", "hosts", "hosts 2 is right"),
-        ("plan(fail='nic2')", "fail", "host3/nic2 is right"),
+        ("plan(fail='nic2')", "fail", "tor3, rail2, pod1"),
         ("plan(shape='circle')", "shape", "bridged-ring"),
         ("plan(Cluster(hosts=4), fail='host4/nic0')", "fail", "host0 to host3"),
         ("run(fail=[], duration=5)", "fail", "required"),
