@@ -16,7 +16,13 @@ PAGE = ROOT / "docs" / "reference" / "errors.md"
 SECONDS = 300
 KINDS = ("full", "plain", "machine")
 NETWORK_FAULTS = ("TEST_FAULT", "TEST_CLEAR")
-UNPOLLED = ("to ERR with an SRQ", "wrong rkey at an SRQ", "to SQD", "overrun by receives")
+UNPOLLED = (
+    "to ERR with an SRQ",
+    "wrong rkey at an SRQ",
+    "limit of an SRQ",
+    "to SQD",
+    "overrun by receives",
+)
 
 
 def rows(heading: str) -> list:
@@ -114,7 +120,7 @@ def test_devices_of_the_machine(logs, note, what):
 
 def test_a_port_that_no_queue_pair_uses(logs):
     """Failover uses the first port of a device of the machine; the program hears of the others."""
-    case = "port down and up"
+    case = "port down and up, UC"
     with MachineFabric(logs, "--nics", "2", "--ports", "2") as fabric:
         env = environment(fabric, True)
         second = {name: f"f() {{ {env[name]} 'nic a/0/2 down'; }}; f" for name in NETWORK_FAULTS}

@@ -260,6 +260,8 @@ impl Device for ResumableDevice {
     fn find_overruns(&self) {
         let all = || lock(&self.opened.cqs).iter().filter_map(Weak::upgrade).collect();
         self.opened.overruns.look(all);
+        let srqs: Vec<_> = lock(&self.opened.srqs).iter().filter_map(Weak::upgrade).collect();
+        srqs.iter().for_each(|srq| srq.look());
     }
 
     fn memory(&self) -> Arc<dyn MemoryDomain> {

@@ -166,6 +166,15 @@ impl ProviderSrq {
         Ok(room)
     }
 
+    /// While the application waits to be told that few receives are left, messages that nobody polls
+    /// are counted, too.
+    pub(crate) fn look(&self) {
+        if self.app.query().limit > 0 {
+            let rooms: Vec<_> = lock(&self.rooms).iter().filter_map(Weak::upgrade).collect();
+            rooms.iter().for_each(|room| room.cq().look());
+        }
+    }
+
     /// What the device is told to take from.
     pub(crate) fn own(&self) -> &Arc<Srq> {
         &self.own

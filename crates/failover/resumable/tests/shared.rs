@@ -6,7 +6,7 @@ use common::mock::Net;
 use common::{connect, send_wr, switch, End, Host};
 use std::collections::BTreeSet;
 use unbroken_types::{QpState, SendOpcode, WcStatus};
-use unbroken_verbs::{DeviceEvent, QpEvent, QpModify, RcModify, RecvWr};
+use unbroken_verbs::{Device, DeviceEvent, QpEvent, QpModify, RcModify, RecvWr};
 
 struct World {
     net: Net,
@@ -198,4 +198,20 @@ fn a_qp_that_is_replaced_completes_nothing_more() {
     let ends = unpolled(&w);
     ends[1].qp.retire();
     assert!(ends[1].poll(&ends[1].cq).is_empty(), "it still completes");
+/// The program waits for the limit of its SRQ, and polls nothing.
+#[test]
+fn messages_that_nobody_polls_count_for_the_limit_of_an_srq() {
+    let w = world(8);
+    let srq = w.pairs[0][1].srq.clone().unwrap();
+    w.post_recvs(0..4);
+    srq.modify(None, Some(4)).unwrap();
+    let [from, to] = &w.pairs[0];
+    let (sges, id) = ([w.hosts[0].sge(0, 8)], w.hosts[0].id(from.nic));
+    from.qp.post_send(&send_wr(9, SendOpcode::Send, true, &sges)).unwrap();
+    w.net.execute(id, from.qp.qpn());
+    w.net.tell(w.hosts[1].id(to.nic), false);
+    assert_eq!((srq.query().limit, srq.len()), (4, 4), "it is not known yet");
+    w.hosts[1].nics[0].find_overruns();
+    assert_eq!((srq.query().limit, srq.len()), (0, 3), "it was told, once");
+    assert_eq!(to.poll(&to.cq).len(), 1);
 }
