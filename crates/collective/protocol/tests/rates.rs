@@ -113,7 +113,7 @@ fn a_slow_nic_has_its_part_when_it_was_measured() {
 /// everybody. Measured, it is not.
 #[test]
 fn the_way_with_the_fewest_messages_is_left_where_bytes_count() {
-    let wrong = || case(4, 4, 100_000, 128 << 10, 40);
+    let wrong = || case(4, 4, 100_000, 96 << 10, 40);
     let last = |case: &Case| times_us(&outcome(case)).split_off(30).into_iter().sum::<u64>() as f64;
     let (blind, seen) = (last(&wrong()), last(&Case { measure: true, ..wrong() }));
     println!("{blind} us as it is said, {seen} us as it is");

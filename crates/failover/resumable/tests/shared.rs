@@ -198,6 +198,8 @@ fn a_qp_that_is_replaced_completes_nothing_more() {
     let ends = unpolled(&w);
     ends[1].qp.retire();
     assert!(ends[1].poll(&ends[1].cq).is_empty(), "it still completes");
+}
+
 /// The program waits for the limit of its SRQ, and polls nothing.
 #[test]
 fn messages_that_nobody_polls_count_for_the_limit_of_an_srq() {
