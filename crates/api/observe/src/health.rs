@@ -225,8 +225,8 @@ fn judge(snapshot: &Snapshot, host: &str, nics: &[&NicStatus]) -> HostHealth {
 
 /// QPs of a host that failed for good: those of processes that live, also where they are destroyed;
 /// those that failed since a NIC is as it is now; and those that failed a short time ago, unless
-/// the programs were the reason, or something has recovered since. What became of a program that has ended is the scheduler's to
-/// judge once its NICs are well.
+/// the programs were the reason, or something has recovered since. What became of a program that
+/// has ended is the scheduler's to judge once its NICs are well.
 fn given_up(snapshot: &Snapshot, host: &str, impaired: &[Impaired]) -> u64 {
     let lives = |pid: u32| snapshot.processes.iter().any(|process| process.pid == pid);
     let wall_us = |i: &Impaired| (i.since_unix_s * 1e6) as u64;
@@ -448,7 +448,7 @@ mod tests {
         let other = || nic("a/1", "active", &[]);
         let out = verdict(vec![nic("a/0", "dead", &["nic a/0 dead"]), other()]);
         assert_eq!(out.verdict, Verdict::Failed);
-        assert!(out.hosts[0].why.iter().any(|why| why.starts_with("1 queue pairs failed")));
+        assert!(out.hosts[0].why.iter().any(|why| why.starts_with("2 queue pairs failed")));
         let clear = What::FaultClear { fault: "nic a/0 dead".into() };
         totals.add(&Event { time_us: 3_000_000, wall_us: 10_000_000, pid: 1, what: clear });
         let healed = seen(vec![nic("a/0", "active", &[]), other()], QpCounts::default());

@@ -52,7 +52,7 @@ impl Unit {
         let (of, name) = match (self, self.ladder()) {
             (Unit::Probability, _) => return show::power_of_ten(figure),
             // what is less than a hundredth of a percent says nothing more
-            (Unit::Percent, _) if figure != 0.0 && figure.abs() < 0.005 => {
+            (Unit::Percent, _) if figure != 0.0 && figure.abs() < 0.01 => {
                 return "< 0.01 %".into();
             }
             (Unit::Percent, _) if figure.abs() < 1.0 => {
