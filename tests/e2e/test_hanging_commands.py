@@ -45,8 +45,8 @@ def others(fabric) -> int:
 
 
 def nothing_is_left(fabric, processes):
-    """Once the NIC answers again, the threads that carry out its commands end, and no command and no
-    queue pair is left."""
+    """Once the NIC answers again, the threads that carry out its commands end, and no command and
+    no queue pair is left."""
 
     def threads():
         names = []

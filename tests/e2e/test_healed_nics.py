@@ -1,5 +1,5 @@
-"""Queue pairs that are connected after a NIC has died and was healed, to memory that peers know from
-before: on plain devices, and devices of the machine, it has other keys on that NIC by then."""
+"""Queue pairs that are connected after a NIC has died and was healed, to memory that peers know
+from before: on plain devices, and devices of the machine, it has other keys on that NIC by then."""
 
 import pytest
 
@@ -63,8 +63,8 @@ class Healed:
     ],
 )
 def test_keys_of_before(logs, kind, env):
-    """Whichever NICs of the server have died and were healed, once or in turn, or twice: a region of
-    before takes WRITEs, READs and atomics by the key that it had at first."""
+    """Whichever NICs of the server have died and were healed, once or in turn, or twice: a region
+    of before takes WRITEs, READs and atomics by the key that it had at first."""
     with KINDS[kind](logs) as fabric:
         healed = Healed(fabric, env)
         healed.connects()

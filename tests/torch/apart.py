@@ -186,7 +186,8 @@ def one_row_with_a_stride():
     from torch.distributed.nn.functional import all_to_all
 
     x = torch.ones(n, requires_grad=True)
-    sum(t.sum() for t in all_to_all([torch.empty(1) for _ in range(n)], list(x.split(1)))).backward()
+    outputs = [torch.empty(1) for _ in range(n)]
+    sum(t.sum() for t in all_to_all(outputs, list(x.split(1)))).backward()
     assert x.grad.tolist() == [1.0] * n, x.grad
 
 

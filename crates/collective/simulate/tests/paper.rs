@@ -100,9 +100,10 @@ fn a_host_without_nics_ends_what_goes_on_in_place() {
     assert!(wrong.to_string().contains("host0 to host3"));
 }
 
-/// What goes to another rail crosses the spine.
+/// What goes to another rail or another pod crosses the spine. The planner knows, and prefers
+/// shapes that hardly do: rings by number, NICs of one rail.
 #[test]
-fn a_narrow_spine_makes_other_rails_dear() {
+fn a_narrow_spine_is_never_cheaper() {
     let of = |oversubscription, pod_hosts, tiers| {
         let cluster =
             Cluster { hosts: 8, oversubscription, pod_hosts, tiers, ..Cluster::default() };
@@ -112,10 +113,10 @@ fn a_narrow_spine_makes_other_rails_dear() {
     let wide = of(1.0, 0, 2);
     assert_eq!(wide, of(1.0, 4, 3));
     let narrow = of(16.0, 0, 2);
-    assert_eq!(narrow.0, wide.0, "what stays on its rail does not cross it");
-    assert!(narrow.1 > wide.1 * 1.2, "{narrow:?} {wide:?}");
+    assert!((narrow.0 / wide.0 - 1.0).abs() < 0.03, "what stays on its rail does not cross it");
+    assert!(narrow.1 > narrow.0 && narrow.1 >= wide.1 * 0.98, "{narrow:?} {wide:?}");
     let pods = of(4.0, 4, 2);
-    assert!(pods.0 > wide.0 * 1.5, "half of all stars lead to another pod: {pods:?} {wide:?}");
+    assert!(pods.0 >= wide.0 * 0.9999, "{pods:?} {wide:?}");
 }
 
 #[test]
