@@ -340,8 +340,9 @@ pub trait Device: Send + Sync {
     /// on the device: when it returns, nothing that had arrived before the call waits unseen
     /// because threads had no core. A device that works by itself has nothing to do.
     fn drain(&self);
-    /// Looks for CQs that have overrun where nobody polls. To be called now and then; it costs
-    /// nothing where no CQ can overrun unseen, as on devices that complete in the program's own.
+    /// Looks for CQs that have overrun where nobody polls, and for messages that the limit of an SRQ
+    /// counts. To be called now and then; it costs nothing where no CQ can overrun unseen and no
+    /// limit is armed, as on devices that complete in the program's own CQs.
     fn find_overruns(&self) {}
     /// PDs and MRs.
     fn memory(&self) -> Arc<dyn MemoryDomain>;
