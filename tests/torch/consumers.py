@@ -1,5 +1,5 @@
-"""What of PyTorch waits for operations of a group, each as a function that makes a step to be called
-again and again: in all of them an error must come through (faulty.py)."""
+"""What of PyTorch waits for operations of a group, each as a function that makes a step to be
+called again and again: in all of them an error must come through (faulty.py)."""
 
 import os
 import tempfile

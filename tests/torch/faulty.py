@@ -1,9 +1,9 @@
 """`faulty.py CAUSE RANKS CONSUMER...`: ranks that take steps of a consumer (consumers.py) until one
 of them fails; all must get an error soon, end their group, and make another that works.
 
-PyTorch is loaded once: ranks are forks. CAUSE is `kill` (the last rank ends by SIGKILL), `nics` (all
-NICs of its host die) or `timeout` (it takes no more steps). Prints `ok CONSUMER SECONDS`, the longest
-time from the cause to an error, or what was wrong."""
+PyTorch is loaded once: ranks are forks. CAUSE is `kill` (the last rank ends by SIGKILL), `nics`
+(all NICs of its host die) or `timeout` (it takes no more steps). Prints `ok CONSUMER SECONDS`, the
+longest time from the cause to an error, or what was wrong."""
 
 import datetime
 import os

@@ -96,8 +96,8 @@ def readable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _unstrided(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor whose elements lie one after the other, with strides that say so. Those of dimensions
-    of size 1 may be anything, and views of another type refuse that."""
+    """A tensor whose elements lie one after the other, with strides that say so. Those of
+    dimensions of size 1 may be anything, and views of another type refuse that."""
     strides, step = [], 1
     for size in reversed(tensor.shape):
         strides.append(step)

@@ -249,9 +249,9 @@ def end_completers() -> None:
 
 
 def _results_or_raise(ended: torch.futures.Future) -> list:
-    """What a future of a Work gives. `Future.set_exception` would keep an error for Python alone: to
-    C++ (DDP's reducer) its future has a value, which is the exception. What a callback raises is an
-    error to both."""
+    """What a future of a Work gives. `Future.set_exception` would keep an error for Python alone:
+    to C++ (DDP's reducer) its future has a value, which is the exception. What a callback raises is
+    an error to both."""
     results, error = ended.value()
     if error is not None:
         raise dist.DistBackendError(str(error))
