@@ -101,13 +101,12 @@ def sizes_are_compared():
     def reduced(over, count):
         dist.all_reduce(torch.ones(count), group=over)
 
-    disagree("a sum of 0 and 1", ("AllReduce of 0 F32", "AllReduce of 1 F32"),
-             lambda over: reduced(over, odd))
+    counts = ("AllReduce of 0 F32", "AllReduce of 1 F32")
+    disagree("a sum of 0 and 1", counts, lambda over: reduced(over, odd))
     roots = ("Broadcast of 16 U8, root 0", "Broadcast of 16 U8, root 1")
     disagree("two roots", roots, lambda over: dist.broadcast(torch.ones(4), odd, group=over))
     roots = ("Reduce of 4 F32, Sum, root 0", "Reduce of 4 F32, Sum, root 1")
-    disagree("a sum at two roots", roots,
-             lambda over: dist.reduce(torch.ones(4), odd, group=over))
+    disagree("a sum at two roots", roots, lambda over: dist.reduce(torch.ones(4), odd, group=over))
 
     def exchange(over, sent: int):
         sizes = [1] * size()
@@ -186,8 +185,8 @@ def one_row_with_a_stride():
     from torch.distributed.nn.functional import all_to_all
 
     x = torch.ones(n, requires_grad=True)
-    outputs = [torch.empty(1) for _ in range(n)]
-    sum(t.sum() for t in all_to_all(outputs, list(x.split(1)))).backward()
+    outputs = all_to_all([torch.empty(1) for _ in range(n)], list(x.split(1)))
+    sum(t.sum() for t in outputs).backward()
     assert x.grad.tolist() == [1.0] * n, x.grad
 
 
