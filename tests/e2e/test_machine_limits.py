@@ -114,7 +114,7 @@ def test_memory_is_registered_where_it_may_be_needed_and_told(logs):
     """`UNBROKEN_BACKUPS` holds, also when peers ask for keys; `status` says how much is pinned."""
     with Devices(logs, "--nics", "3") as fabric:
         fabric.env["UNBROKEN_BACKUPS"] = "1"
-        # Its region is of another size than those of Unbroken, and larger than all of them together.
+        # Its region is larger than all those of Unbroken together, and of another size.
         server, client = fabric.protected_pair("ib_write_bw", ["-s", 1 << 22, "-D", SECONDS])
         size = max(int(line.split()[2]) for line in fabric.asked("mr"))
         pinned = lambda: {nic["nic"]: nic["registered_bytes"] for nic in fabric.status()["nics"]}
