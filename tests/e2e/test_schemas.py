@@ -34,7 +34,7 @@ CHEAP = [
     ("sdr-probe", ["sdr", "probe", "--trials", "1", "--trial", "20ms"], {0}),
     ("plan", ["plan", "--hosts", "4"], {0}),
     ("plan", ["plan", "--hosts", "4", "--planes", "2", "--fail", "host1/nic2=25%"], {0}),
-    ("plan", ["plan", "--hosts", "4", "--model", "mixtral-8x7b", "--zero", "1"], {0}),
+    ("plan", ["plan", "--hosts", "4", "--model", "mixtral-8x7b", "--zero", "2"], {0}),
     ("simulate-run", ["simulate", "run", *SMALL, "--fail", "host0/nic1@1h", "--for", "1d"], {0}),
     ("simulate-sweep", ["simulate", "sweep", *SMALL, "--lost", "1", "--patterns", "2"], {0}),
     ("simulate-month", ["simulate", "month", *SMALL, "--runs", "1"], {0}),

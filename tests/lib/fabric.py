@@ -181,6 +181,10 @@ class Fabric:
         events = [json.loads(line) for line in self._succeed("events", "--json").splitlines()]
         return [e for e in events if kind in (None, e["event"])]
 
+    def faults(self) -> list:
+        """`unbroken fault list --json`."""
+        return [json.loads(line) for line in self._succeed("fault", "list", "--json").splitlines()]
+
     def nics(self) -> dict:
         """The NICs with their counters, by name."""
         return {n["nic"]: n for n in self.status()["nics"]}

@@ -52,6 +52,9 @@ impl State {
             *count = channel.asked_for();
         }
         self.ends[self.me] = Some(End { begun, pairs: pairs.clone() });
+        if self.failure().is_some() {
+            return; // whoever has broken it says why, and that must not be overtaken
+        }
         self.with(0, |engine, env| engine.end(begun, pairs.clone(), env));
         self.tell_far(&Word::Ends { rank: self.me, begun, pairs });
     }
