@@ -62,7 +62,7 @@ pub struct Terms {
     pub counts: Arc<[u64]>,
 }
 
-/// By what it shows that all ranks agree to an operation.
+/// How ranks find out that all of them agree to an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Agreed {
     /// Each rank's result depends on what every other one sends.

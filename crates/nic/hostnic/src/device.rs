@@ -1,9 +1,10 @@
 //! An open device, and its thread.
 //!
 //! The thread sleeps on four descriptors: the context's asynchronous events, the completion
-//! channel, what tells of the device's removal ([`crate::removal`]), and one that ends it. It takes all events that are there (a provider's descriptor tells
-//! of new ones only), acknowledges each before it does anything about it, so that no destroyer
-//! waits for us, and tells the sink.
+//! channel, the kernel's messages about devices that are removed ([`crate::removal`]), and one that
+//! ends the thread. It takes all events that are there (a provider's descriptor announces new ones
+//! only), acknowledges each before it acts on it, so that no destroyer waits for us, and passes it
+//! to the sink.
 
 use crate::ah::{resolver, AhResolver};
 use crate::context::Context;

@@ -3,8 +3,9 @@
 //! as before, and goes to another path; after [`MAX_IN_VAIN`] of them the program has its error.
 //!
 //! ```text
-//! gave up, path lives ── something moved in this life ──────────────> fresh life, at once
-//!          └── nothing moved ── wait, doubled ── fresh life elsewhere (MAX_IN_VAIN: the error)
+//! gave up, path lives ── something moved in this life ──────> fresh life, at once
+//!    └── nothing moved ── wait, doubled ── fresh life elsewhere
+//!                                             └── MAX_IN_VAIN of them: the error
 //! ```
 
 use super::{Env, Executor};
