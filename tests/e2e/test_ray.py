@@ -21,11 +21,11 @@ from lib.wheel import build, clean
 pytestmark = [pytest.mark.ray, pytest.mark.serial, pytest.mark.slow]
 SECONDS = 180
 # Some seconds of one core: what is done to a sweep comes while it runs.
-PATTERNS = 500
+PATTERNS = 40
 OPTIONS = f"--hosts 32 --share 0.27 --lost 1-4 --patterns {PATTERNS} --seed 5"
 KEYWORDS = f"Cluster(hosts=32), Job(share=0.27), lost=(1, 4), patterns={PATTERNS}, seed=5"
 RESULTS = 4 * PATTERNS
-LONG_PATTERNS = 2000
+LONG_PATTERNS = 120
 # More than is computed while any node's worker starts.
 ENDLESS_PATTERNS = 100_000
 
@@ -148,16 +148,20 @@ def test_the_command_shows_how_far_it_is(cluster):
         except OSError:
             pass  # the other end is closed
 
-    reader = threading.Thread(target=read)
+    reader = threading.Thread(target=read, daemon=True)
     reader.start()
     # What takes less than two seconds has no bar.
     words = line(*on(cluster))
     words[words.index("--patterns") + 1] = str(LONG_PATTERNS)
     env = {**cluster.env, "TERM": "xterm"}
-    done = subprocess.run(words, env=env, stdout=subprocess.PIPE, stderr=theirs, timeout=SECONDS)
-    os.close(theirs)
-    reader.join(SECONDS)
-    os.close(ours)
+    try:
+        done = subprocess.run(
+            words, env=env, stdout=subprocess.PIPE, stderr=theirs, timeout=SECONDS
+        )
+    finally:
+        os.close(theirs)
+        reader.join(SECONDS)
+        os.close(ours)
     text = b"".join(seen).decode()
     assert done.returncode == 0, text
     assert re.search(rf"\d+ of {4 * LONG_PATTERNS} patterns", text), text
