@@ -13,9 +13,10 @@
 //! have done. Errors that are the application's own (access, length, protection, RNR) are delivered
 //! as on any QP. Where a device cannot do that, it is done above it, by a journal.
 
+use crate::abi::{ibv_qp, PostRecv, PostSend};
 use crate::{
-    Backlog, CompChannel, Cq, Error, LimitHook, ListResult, OverrunHook, PortAttr, RcModify,
-    RecvWr, RemoteKeys, Result, SendBatch, SendWr, Srq, SrqAttr, Translation,
+    Backlog, Carrier, CompChannel, Cq, Error, Lane, LimitHook, ListResult, OverrunHook, PortAttr,
+    RcModify, RecvWr, RemoteKeys, Result, SendBatch, SendWr, Srq, SrqAttr, Translation,
 };
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -255,6 +256,9 @@ pub struct QpInit {
     /// It is made ahead of its use: nobody polls for it and it is lent no receive of an SRQ before
     /// [`ResumableQp::adopt`].
     pub standby: bool,
+    /// The way of posts to what carries the logical QP whose life it is; none of a QP that posts
+    /// reach by [`DeviceQp`] alone.
+    pub lane: Option<Arc<Lane>>,
 }
 
 /// A change of a QP; `None` leaves a field as it is.
@@ -440,10 +444,31 @@ pub trait DeviceQp: Send + Sync {
     fn ask_state(&self) -> QpState {
         self.state()
     }
+    /// The provider's QP and its functions, where posts may go to them directly.
+    fn raw(&self) -> Option<RawQp> {
+        None
+    }
     /// Ends the QP. Completions that nobody polled stay in its CQs where it is one life of a
     /// logical QP, which outlives it.
     fn destroy(&self);
 }
+
+/// A QP of a provider and its functions. Whoever calls them keeps the QP from being destroyed
+/// meanwhile.
+#[derive(Clone, Copy)]
+pub struct RawQp {
+    /// The provider's.
+    pub qp: *mut ibv_qp,
+    /// Posts sends.
+    pub post_send: PostSend,
+    /// Posts receives.
+    pub post_recv: PostRecv,
+}
+
+// SAFETY: a provider's QP is good in every thread, and its functions have locks of their own.
+unsafe impl Send for RawQp {}
+// SAFETY: as above.
+unsafe impl Sync for RawQp {}
 
 /// A physical QP that can be stopped with exact progress, and whose work another can take over.
 pub trait ResumableQp: DeviceQp {
@@ -489,6 +514,10 @@ pub trait ResumableQp: DeviceQp {
     /// Ends the QP, soon: nobody waits for the device. The application may end what the QP uses.
     fn retire(&self) {
         self.destroy();
+    }
+    /// What posts of its logical QP's lane go to. None: posts reach it by [`DeviceQp`] alone.
+    fn carrier(&self) -> Option<Arc<dyn Carrier>> {
+        None
     }
     /// Says by which keys the peer's memory is known on the peer's NIC that the QP is, or is about
     /// to be, connected to, where that is not the one whose keys the application has. Nothing to do

@@ -11,6 +11,7 @@
 //! - [`keys`]: by which keys a peer's memory is known on each of its NICs.
 //! - [`aliases`]: where UD QPs are that have moved, which all devices of a process share.
 //! - [`attr`]: what a device and a port can do.
+//! - [`lane`]: the way of a post to a provider's function, under one lock.
 //! - [`abi`]: the layouts of libibverbs' C structures, checked against the installed header by
 //!   `cargo xtask abi`.
 
@@ -25,6 +26,7 @@ mod error;
 mod eventfd;
 pub mod handles;
 pub mod keys;
+pub mod lane;
 mod owner;
 mod shared;
 pub mod srq;
@@ -37,11 +39,12 @@ pub use cq::{Cq, Driver, IdleHook, OverrunHook, Source, Turn, BATCH};
 pub use device::{
     Capabilities, Device, DeviceCounters, DeviceEvent, DeviceQp, EventSink, IndirectEntry,
     Leftovers, MemoryDomain, MrChange, MrKeys, PortEvent, QpEvent, QpInit, QpModify, QpSnapshot,
-    RemoteNic, ResumableQp, WindowType, NO_REGION,
+    RawQp, RemoteNic, ResumableQp, WindowType, NO_REGION,
 };
 pub use error::{Error, ErrorKind};
 pub use eventfd::{duplicate, EventFd};
 pub use keys::{KeyAnswer, KeyRow, KeyWaiter, RemoteKeys, Translation};
+pub use lane::{Carrier, Lane, LaneCell, LaneGuard, LaneTurn};
 pub use owner::Owner;
 pub use shared::SharedWords;
 pub use srq::{Feeder, LimitHook, Srq, SrqAttr};

@@ -22,7 +22,7 @@ use unbroken_verbs::abi::{
     ibv_ah, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_device, ibv_dm, ibv_mr, ibv_mw,
     ibv_pd, ibv_qp, ibv_qp_ex, ibv_srq, ibv_td, verbs_context,
 };
-use unbroken_verbs::{CompChannel, Cq, Result, Srq};
+use unbroken_verbs::{CompChannel, Cq, Lane, Result, Srq};
 
 /// A device; made once, lives as long as the process.
 #[repr(C)]
@@ -180,6 +180,9 @@ pub struct SrqObj {
 #[repr(C)]
 pub struct QpObj {
     pub c: UnsafeCell<ibv_qp_ex>,
+    /// The short way of posts, where there is one.
+    pub lane: Option<Arc<Lane>>,
+    pub process: ProcessGuard,
     pub qp: Arc<api::Qp>,
     pub api: Arc<api::Context>,
     pub _pd: PdHold,
@@ -277,7 +280,7 @@ object! {
     ChannelObj, ibv_comp_channel, "the completion channel", |o| o.process;
     CqObj, ibv_cq, "the completion queue", |o| o.process;
     SrqObj, ibv_srq, "the shared receive queue", |o| o.api.process();
-    QpObj, ibv_qp, "the QP", |o| o.api.process();
+    QpObj, ibv_qp, "the QP", |o| o.process;
     AhObj, ibv_ah, "the address handle";
 }
 

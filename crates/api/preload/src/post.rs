@@ -23,6 +23,13 @@ pub unsafe extern "C" fn post_send(
     let object = unsafe { &*qp.cast::<QpObj>() };
     guard(libc::EIO, || {
         let mut next = wr;
+        if let Some(lane) = object.lane.as_ref().filter(|_| !object.process.elsewhere()) {
+            // SAFETY: the caller's list, which it leaves alone during the call.
+            next = unsafe { lane.post_send(wr) };
+            if next.is_null() {
+                return 0;
+            }
+        }
         // A list that runs in a circle ends when the queue is full.
         // SAFETY: the caller's list, which it leaves alone during the call.
         while let Some(wr) = unsafe { next.as_ref() } {
@@ -225,7 +232,11 @@ pub unsafe extern "C" fn post_recv(
     let object = unsafe { &*qp.cast::<QpObj>() };
     guard(libc::EIO, || {
         let mut next = wr;
-        // SAFETY: the caller's list, which it leaves alone during the call.
+        if let Some(lane) = object.lane.as_ref().filter(|_| !object.process.elsewhere()) {
+            // SAFETY: the caller's list, which it leaves alone during the call.
+            next = unsafe { lane.post_recv(wr) };
+        }
+        // SAFETY: as above.
         while let Some(wr) = unsafe { next.as_ref() } {
             // SAFETY: as above.
             let posted = unsafe { sges(wr.sg_list, wr.num_sge) }

@@ -166,6 +166,8 @@ unsafe fn create(r: Request) -> Result<*mut ibv_qp> {
     let object = Box::into_raw(Box::new(QpObj {
         c: UnsafeCell::new(ex),
         builder: UnsafeCell::default(),
+        lane: qp.lane().cloned(),
+        process: pd.api.process(),
         qp,
         cookie,
         is_ud: kind == QpType::Ud,

@@ -36,7 +36,7 @@ fn main() {
         shared_receives: false,
         mutation: Mutation::None,
     };
-    let mut journal = Journal::new(config);
+    let mut journal: Journal = Journal::new(config);
     journal.open();
     journal.start();
     let mut last = Last(Wc::default());

@@ -22,6 +22,7 @@
 use crate::journal::Journal;
 use crate::mutants::left_out;
 use crate::phase::Phase;
+use crate::row::SendRow;
 use crate::slot::{distance, Queue, Slot};
 use unbroken_types::{Completions, Wc, WcOpcode, WcStatus};
 
@@ -33,7 +34,7 @@ fn is_foreign(wc: &Wc) -> Option<WcStatus> {
         .find(|s| *s as u32 == wc.status)
 }
 
-impl Journal {
+impl<R: SendRow> Journal<R> {
     /// Takes a WC of the provider; `now_us` is when. Those of each CQ are given in order.
     #[inline]
     pub fn handle_wc(&mut self, now_us: u64, wc: &Wc, out: &mut (impl Completions + ?Sized)) {

@@ -24,6 +24,7 @@
 
 use crate::mutants::{left_out, Mutation};
 use crate::phase::{Blockers, Phase};
+use crate::row::{PlainRow, SendRow};
 use crate::sends::Sends;
 use crate::slot::{Queue, Slot};
 use crate::stop::State;
@@ -70,9 +71,9 @@ pub enum Posted {
 /// - switching: [`stop`](Self::stop) and what belongs to it, [`adopt`](Self::adopt),
 ///   [`fail`](Self::fail).
 #[derive(Clone)]
-pub struct Journal {
+pub struct Journal<R: SendRow = PlainRow> {
     pub(crate) config: Config,
-    pub(crate) sends: Sends,
+    pub(crate) sends: Sends<R>,
     pub(crate) recvs: RecvRing,
     pub(crate) given_sends: u64,
     pub(crate) given_recvs: u64,
@@ -98,9 +99,9 @@ pub struct Journal {
     pub(crate) strange: bool,
 }
 
-impl Journal {
+impl<R: SendRow> Journal<R> {
     /// A journal with its rings; the provider's QP is in RESET.
-    pub fn new(config: Config) -> Journal {
+    pub fn new(config: Config) -> Journal<R> {
         let Config { caps, wc_qpn, sq_sig_all, .. } = config;
         let (sends, recvs) = (
             Sends::new(&caps, wc_qpn, sq_sig_all),
@@ -252,17 +253,60 @@ impl Journal {
     /// [`Self::post_send`], and nothing has changed.
     #[inline(always)]
     pub fn post_usual_send(&mut self, wr: &SendWr<'_>) -> Option<u64> {
-        let index = self.sends.next();
-        let gives = self.given_sends == index && !self.blockers.any(Blockers::OF_SENDS);
-        if !gives || !self.sends.push_usual(wr) {
+        if !self.takes_usual() || !self.sends.push_usual(wr) {
             return None;
         }
-        self.consumers += u64::from(wr.opcode.consumes_receive());
-        if self.config.sq_sig_all || wr.flags.contains(SendFlags::SIGNALED) {
+        let signaled = wr.flags.contains(SendFlags::SIGNALED);
+        Some(self.count_usual(wr.opcode.consumes_receive(), signaled))
+    }
+
+    /// Whether everything is as it almost always is: there is room for a send, and the provider is
+    /// to have it at once. The caller writes such a send into [`Self::next_row`], under
+    /// [`Self::next_number`], marks it as [`crate::Marks::USUAL`], and says so by
+    /// [`Self::wrote_row`].
+    #[inline(always)]
+    pub fn takes_usual(&self) -> bool {
+        self.given_sends == self.sends.next()
+            && !self.blockers.any(Blockers::OF_SENDS)
+            && self.sends.has_room()
+    }
+
+    /// The number of the next send.
+    #[inline(always)]
+    pub fn next_number(&self) -> u64 {
+        Slot::Entry(Queue::Send, self.sends.next()).wr_id()
+    }
+
+    /// The row of the next send.
+    #[inline(always)]
+    pub fn next_row(&mut self) -> &mut R {
+        self.sends.next_row()
+    }
+
+    /// The row of the next send, which has so many bytes of inline data, and where those go; its
+    /// marks say that they lie beside. `None`: it is for [`Self::post_send`].
+    #[inline(always)]
+    pub fn next_inline_row(&mut self, bytes: u32) -> Option<(&mut R, &mut [u8])> {
+        self.sends.next_inline_row(bytes)
+    }
+
+    /// [`Self::next_row`] is written. The provider is to have it now; if it refuses:
+    /// [`Self::refused_sends`].
+    #[inline(always)]
+    pub fn wrote_row(&mut self, consumes_receive: bool, signaled: bool) {
+        self.sends.wrote_next();
+        self.count_usual(consumes_receive, signaled);
+    }
+
+    #[inline(always)]
+    fn count_usual(&mut self, consumes_receive: bool, signaled: bool) -> u64 {
+        let index = self.given_sends;
+        self.consumers += u64::from(consumes_receive);
+        if self.config.sq_sig_all || signaled {
             self.announced = index + 1;
         }
         self.given_sends = index + 1;
-        Some(Slot::Entry(Queue::Send, index).wr_id())
+        Slot::Entry(Queue::Send, index).wr_id()
     }
 
     /// Records several sends: all or none.

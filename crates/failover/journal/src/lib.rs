@@ -11,14 +11,15 @@
 //!
 //! It is a state machine without I/O: the owner posts, polls, and tells it what came of that.
 //!
-//! Rooms: `journal` is posting and its states, `sends` what is recorded of a send, `completion`
-//! what a WC does, `stop` how a QP is stopped, `slot` the numbers.
+//! Rooms: `journal` is posting and its states, `sends` what is recorded of a send, `row` how (a
+//! journal is generic over that), `completion` what a WC does, `stop` how a QP is stopped, `slot` the numbers.
 #![forbid(unsafe_code)]
 
 mod completion;
 mod journal;
 mod mutants;
 mod phase;
+mod row;
 mod sends;
 mod slot;
 mod stop;
@@ -26,5 +27,6 @@ mod stop;
 pub use journal::{Config, Journal, Posted};
 #[doc(hidden)]
 pub use mutants::Mutation;
+pub use row::{Marks, PlainRow, SendRow};
 pub use slot::{Queue, Slot};
 pub use stop::Step;

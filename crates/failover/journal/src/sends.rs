@@ -1,65 +1,12 @@
-//! The sends that are outstanding, as they were posted: a ring of fixed entries, made once.
-//!
-//! Almost every send has one scatter/gather entry and no operands: it is recorded in one cache
-//! line, and nothing of it is looked at twice. What others have besides (more entries, inline data,
-//! the operands of an atomic) lies beside the ring, where there is room from the first that needs
-//! it.
+//! The sends that are outstanding, as they were posted: a ring of fixed rows ([`SendRow`]), made
+//! once. What a row cannot hold (more entries than one, inline data, the operands of an atomic)
+//! lies beside the ring, where there is room from the first send that needs it.
 
+use crate::row::{Marks, SendRow};
 use unbroken_types::{
     check_send, Completions, Outstanding, PostError, QpCaps, SendBatch, SendEntry, SendFlags,
     SendOpcode, SendWr, Sge, Wc, WcStatus, MAX_MESSAGE_BYTES,
 };
-
-/// A send.
-#[derive(Clone, Copy)]
-struct Row {
-    wr_id: u64,
-    remote_addr: u64,
-    /// The only entry of its list, where it has one and is plain otherwise.
-    sge: Sge,
-    rkey: u32,
-    imm_data: u32,
-    flags: SendFlags,
-    opcode: SendOpcode,
-    /// What it has lies beside.
-    beside: bool,
-    /// Of one that does: entries of its list, or bytes of its inline data.
-    count: u16,
-    started: bool,
-    executed: bool,
-}
-
-impl Row {
-    const EMPTY: Row = Row {
-        wr_id: 0,
-        remote_addr: 0,
-        sge: Sge { addr: 0, length: 0, lkey: 0 },
-        rkey: 0,
-        imm_data: 0,
-        flags: SendFlags(0),
-        opcode: SendOpcode::Send,
-        beside: false,
-        count: 0,
-        started: false,
-        executed: false,
-    };
-
-    /// What every send has.
-    #[inline(always)]
-    fn of(wr: &SendWr<'_>) -> Row {
-        Row {
-            wr_id: wr.wr_id,
-            remote_addr: wr.remote_addr,
-            rkey: wr.rkey,
-            imm_data: wr.imm_data,
-            flags: wr.flags,
-            opcode: wr.opcode,
-            ..Row::EMPTY
-        }
-    }
-}
-
-const _: () = assert!(size_of::<Row>() <= 64);
 
 /// What few sends have, each made for the first that has it, with room for all.
 #[derive(Clone, Default)]
@@ -78,8 +25,8 @@ fn part(slot: usize, each: u32, count: usize) -> std::ops::Range<usize> {
 
 /// A bounded queue of sends. Entries `head..tail` are outstanding; both only grow.
 #[derive(Clone)]
-pub(crate) struct Sends {
-    rows: Box<[Row]>,
+pub(crate) struct Sends<R> {
+    rows: Box<[R]>,
     beside: Beside,
     caps: QpCaps,
     wc_qpn: u32,
@@ -99,10 +46,10 @@ fn is_usual(wr: &SendWr<'_>, sge: &Sge) -> bool {
         && u64::from(sge.length) <= MAX_MESSAGE_BYTES
 }
 
-impl Sends {
-    pub(crate) fn new(caps: &QpCaps, wc_qpn: u32, sig_all: bool) -> Sends {
+impl<R: SendRow> Sends<R> {
+    pub(crate) fn new(caps: &QpCaps, wc_qpn: u32, sig_all: bool) -> Sends<R> {
         let rows = caps.max_send_wr.max(1).next_power_of_two() as usize;
-        let rows = vec![Row::EMPTY; rows].into();
+        let rows = vec![R::EMPTY; rows].into();
         Sends { rows, beside: Beside::default(), caps: *caps, wc_qpn, sig_all, head: 0, tail: 0 }
     }
 
@@ -112,17 +59,22 @@ impl Sends {
     }
 
     #[inline]
-    fn row(&self, index: u64) -> &Row {
+    fn row(&self, index: u64) -> &R {
         &self.rows[self.slot(index)]
     }
 
     #[inline]
-    fn row_mut(&mut self, index: u64) -> &mut Row {
+    fn row_mut(&mut self, index: u64) -> &mut R {
         &mut self.rows[index as usize & (self.rows.len() - 1)]
     }
 
     fn len(&self) -> u32 {
         (self.tail - self.head) as u32
+    }
+
+    #[inline(always)]
+    pub(crate) fn has_room(&self) -> bool {
+        self.len() < self.caps.max_send_wr
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -146,40 +98,28 @@ impl Sends {
     pub(crate) fn at(&self, index: u64) -> Outstanding {
         let row = self.row(index);
         Outstanding {
-            wr_id: row.wr_id,
-            opcode: row.opcode,
-            signaled: self.sig_all || row.flags.contains(SendFlags::SIGNALED),
-            executed: row.executed,
+            wr_id: row.wr_id(),
+            opcode: row.opcode(),
+            signaled: self.sig_all || row.flags().contains(SendFlags::SIGNALED),
+            executed: row.marks().executed,
         }
     }
 
     /// An outstanding entry as it was posted.
     pub(crate) fn wr(&self, index: u64) -> SendWr<'_> {
         let row = self.row(index);
-        let plain = SendWr {
-            wr_id: row.wr_id,
-            opcode: row.opcode,
-            flags: row.flags,
-            imm_data: row.imm_data,
-            remote_addr: row.remote_addr,
-            rkey: row.rkey,
-            compare_add: 0,
-            swap: 0,
-            sges: std::slice::from_ref(&row.sge),
-            inline_data: None,
-            ud: None,
-        };
-        if !row.beside {
+        let (plain, marks) = (row.wr(), row.marks());
+        if !marks.beside {
             return plain;
         }
-        let (slot, count, there) = (self.slot(index), usize::from(row.count), &self.beside);
-        if row.flags.contains(SendFlags::INLINE) {
+        let (slot, count, there) = (self.slot(index), usize::from(marks.count), &self.beside);
+        if plain.flags.contains(SendFlags::INLINE) {
             let data = &there.inline[part(slot, self.caps.max_inline_data, count)];
             return SendWr { sges: &[], inline_data: Some(data), ..plain };
         }
         let sges =
             if count == 0 { &[] } else { &there.sges[part(slot, self.caps.max_send_sge, count)] };
-        let has_operands = row.opcode.is_atomic() || row.opcode == SendOpcode::BindMw;
+        let has_operands = plain.opcode.is_atomic() || plain.opcode == SendOpcode::BindMw;
         let (compare_add, swap) = if has_operands { there.operands[slot] } else { (0, 0) };
         SendWr { sges, compare_add, swap, ..plain }
     }
@@ -187,7 +127,7 @@ impl Sends {
     /// Some packet of an outstanding entry may leave from now on; or none has.
     #[inline]
     pub(crate) fn set_started(&mut self, index: u64, started: bool) {
-        self.row_mut(index).started = started;
+        self.row_mut(index).marks_mut().started = started;
     }
 
     /// Takes the oldest out, without a WC.
@@ -205,9 +145,12 @@ impl Sends {
     #[inline(always)]
     pub(crate) fn push_usual(&mut self, wr: &SendWr<'_>) -> bool {
         let [sge] = wr.sges else { return false };
-        let fits = is_usual(wr, sge) && self.len() < self.caps.max_send_wr;
+        let fits = is_usual(wr, sge) && self.has_room();
         if fits {
-            self.put(Row { sge: *sge, started: true, ..Row::of(wr) });
+            let mut row = R::of(wr);
+            row.set_sge(*sge);
+            *row.marks_mut() = Marks::USUAL;
+            self.put(row);
         }
         fits
     }
@@ -217,17 +160,46 @@ impl Sends {
         if self.len() >= self.caps.max_send_wr {
             return Err(PostError::QueueFull(self.len()));
         }
-        let row = Row { started, ..Row::of(wr) };
-        let row = match wr.sges {
-            [one] if is_usual(wr, one) => Row { sge: *one, ..row },
-            _ => Row { beside: true, count: self.put_beside(wr)?, ..row },
-        };
+        let mut row = R::of(wr);
+        match wr.sges {
+            [one] if is_usual(wr, one) => {
+                row.set_sge(*one);
+                *row.marks_mut() = Marks { started, ..Marks::default() };
+            }
+            _ => {
+                let count = self.put_beside(wr)?;
+                *row.marks_mut() = Marks { beside: true, count, started, ..Marks::default() };
+            }
+        }
         self.put(row);
         Ok(())
     }
 
+    /// The row of the next send, which is written in place and then counted ([`Self::wrote_next`]).
     #[inline(always)]
-    fn put(&mut self, row: Row) {
+    pub(crate) fn next_row(&mut self) -> &mut R {
+        self.row_mut(self.tail)
+    }
+
+    /// The same of one with so many bytes of inline data, and where those go, beside it. `None`:
+    /// that is more than the QP takes, or none has had any yet, for which there is no room so far.
+    #[inline]
+    pub(crate) fn next_inline_row(&mut self, bytes: u32) -> Option<(&mut R, &mut [u8])> {
+        if bytes > self.caps.max_inline_data || self.beside.inline.is_empty() {
+            return None;
+        }
+        let slot = self.slot(self.tail);
+        let room = part(slot, self.caps.max_inline_data, bytes as usize);
+        Some((&mut self.rows[slot], &mut self.beside.inline[room]))
+    }
+
+    #[inline(always)]
+    pub(crate) fn wrote_next(&mut self) {
+        self.tail += 1;
+    }
+
+    #[inline(always)]
+    fn put(&mut self, row: R) {
         *self.row_mut(self.tail) = row;
         self.tail += 1;
     }
@@ -279,7 +251,7 @@ impl Sends {
     /// The oldest has been done: takes it out, and says so if that was asked for.
     pub(crate) fn complete(&mut self, out: &mut (impl Completions + ?Sized)) {
         let row = self.row(self.head);
-        if self.sig_all || row.flags.contains(SendFlags::SIGNALED) {
+        if self.sig_all || row.flags().contains(SendFlags::SIGNALED) {
             out.send(self.wc(self.head, WcStatus::Success));
         }
         self.head += 1;
@@ -316,7 +288,7 @@ impl Sends {
     /// All that are outstanding, oldest first.
     pub(crate) fn entries(&self) -> Vec<SendEntry> {
         let entry = |index| {
-            let Row { started, executed, .. } = *self.row(index);
+            let Marks { started, executed, .. } = *self.row(index).marks();
             SendEntry { started, executed, ..SendEntry::from(&self.wr(index)) }
         };
         (self.head..self.tail).map(entry).collect()
@@ -325,7 +297,7 @@ impl Sends {
     /// Puts an entry of another QP at the tail.
     pub(crate) fn adopt(&mut self, e: &SendEntry) -> Result<(), PostError> {
         self.push(&e.wr(), e.started)?;
-        self.row_mut(self.tail - 1).executed = e.executed;
+        self.row_mut(self.tail - 1).marks_mut().executed = e.executed;
         Ok(())
     }
 }
@@ -350,8 +322,9 @@ fn length_of(wr: &SendWr<'_>) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::row::PlainRow;
 
-    fn ring() -> Sends {
+    fn ring() -> Sends<PlainRow> {
         let caps = QpCaps {
             max_send_wr: 4,
             max_recv_wr: 1,
@@ -417,7 +390,7 @@ mod tests {
         let four = [sge(1), sge(2), sge(3), sge(4)];
         let mut ring = ring();
         let long = [0; 17];
-        let refused = |ring: &mut Sends, wr: &SendWr<'_>| {
+        let refused = |ring: &mut Sends<PlainRow>, wr: &SendWr<'_>| {
             (ring.push_usual(wr), ring.push(wr, false).unwrap_err())
         };
         assert_eq!(

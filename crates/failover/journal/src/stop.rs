@@ -23,6 +23,7 @@
 use crate::journal::Journal;
 use crate::mutants::left_out;
 use crate::phase::{Blockers, Phase};
+use crate::row::SendRow;
 use crate::slot::Queue;
 use unbroken_types::{Backlog, Completions, Messages, WcStatus};
 
@@ -73,7 +74,7 @@ impl State {
     }
 }
 
-impl Journal {
+impl<R: SendRow> Journal<R> {
     pub(crate) fn forget_for_good(&mut self) {
         self.stop.over = true;
     }

@@ -24,6 +24,12 @@ impl Notes {
         self.0.fetch_or(bit, Ordering::Release);
     }
 
+    /// Whether there are any.
+    #[inline(always)]
+    pub(crate) fn any(&self) -> bool {
+        self.0.load(Ordering::Relaxed) != 0
+    }
+
     /// Takes all.
     #[inline]
     pub(crate) fn take(&self) -> u8 {

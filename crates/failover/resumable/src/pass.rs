@@ -48,6 +48,7 @@ impl PassedQp {
             recv_cq: recvs.cq().cq().clone(),
             suspend_on_error: false,
             wc_qpn: None,
+            lane: None,
             ..init.clone()
         };
         let phys = opened.device.create_qp(&provider).map_err(|e| opened.error(e))?;

@@ -1,7 +1,7 @@
 //! An RC QP of a plain device that holds its work: the device's QP and a journal.
 //!
-//! All that can change sits behind one lock, taken for a post, and for a run of completions. What
-//! is posted is recorded and given to the device under the journal's number, in one section, so
+//! All that can change sits behind one lock, that of the logical QP's lane, taken for a post, and
+//! for a run of completions. What is posted is recorded and given to the device under the journal's number, in one section, so
 //! that no switch comes between.
 //!
 //! Keys are translated where they are not the device's: local ones on a NIC that is not the one
@@ -9,6 +9,8 @@
 //! given from the journal's rings, one by one, and waits where the peer's answer about a key is not
 //! there yet. On the default path that is one branch.
 
+#[allow(unsafe_code)]
+mod carrier;
 mod completions;
 mod end;
 
@@ -19,19 +21,21 @@ use crate::interceptor::Notes;
 use crate::lock;
 use crate::numbered::Numbered;
 use crate::quiesce::Asked;
+use crate::row::ProviderRow;
 use crate::srq::SrqUse;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use unbroken_journal::{Config, Journal, Mutation, Posted, Queue};
 use unbroken_types::{Completions, Progress, QpCaps, QpState, SendOpcode, Sge, Wc, WcStatus};
 use unbroken_verbs::{
-    Backlog, Cq, DeviceEvent, DeviceQp, Error, KeyWaiter, ListResult, PostError, QpEvent, QpInit,
-    QpModify, QpSnapshot, RecvWr, RemoteNic, Result, ResumableQp, SendBatch, SendWr, NO_REGION,
+    Backlog, Carrier, Cq, DeviceEvent, DeviceQp, Error, KeyWaiter, Lane, LaneCell, LaneGuard,
+    ListResult, PostError, QpEvent, QpInit, QpModify, QpSnapshot, RawQp, RecvWr, RemoteNic, Result,
+    ResumableQp, SendBatch, SendWr, NO_REGION,
 };
 
 /// What can change.
 pub(crate) struct State {
-    pub(crate) journal: Journal,
+    pub(crate) journal: Journal<ProviderRow>,
     /// The state that was last set.
     pub(crate) now: QpState,
     remote: Option<RemoteNic>,
@@ -81,7 +85,9 @@ pub(crate) struct JournaledQp {
     sends: CqReservation,
     recvs: CqReservation,
     notes: Arc<Notes>,
-    state: Mutex<State>,
+    state: LaneCell<State>,
+    /// The device's, which posts that come by the lane go to.
+    raw: Option<RawQp>,
     pub(crate) asked: Mutex<Asked>,
     /// It was made ahead of its use.
     standby: bool,
@@ -131,6 +137,7 @@ impl JournaledQp {
             recv_cq: recvs.cq().cq().clone(),
             suspend_on_error: false,
             wc_qpn: None,
+            lane: None,
             ..init.clone()
         };
         let phys = opened.create_qp(&provider)?;
@@ -152,7 +159,6 @@ impl JournaledQp {
         };
         let qp = Arc::new_cyclic(|own| JournaledQp {
             opened: opened.clone(),
-            phys,
             qpn,
             caps,
             default,
@@ -163,12 +169,14 @@ impl JournaledQp {
             sends,
             recvs,
             notes: Arc::default(),
-            state: Mutex::new(state),
+            state: LaneCell::new(&init.lane.clone().unwrap_or_else(Lane::new), state),
+            raw: phys.raw(),
             asked: Mutex::default(),
             standby: init.standby,
             joined: AtomicBool::new(false),
             destroyed: AtomicBool::new(false),
             own: own.clone(),
+            phys,
         });
         if !init.standby {
             qp.join()?;
@@ -209,8 +217,8 @@ impl JournaledQp {
 
     /// The state, with what the device has told of the QP.
     #[inline]
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        let mut st = lock(&self.state);
+    pub(crate) fn lock(&self) -> LaneGuard<'_, State> {
+        let mut st = self.state.lock();
         let notes = self.notes.take();
         if notes != 0 {
             self.handle_notes(&mut st, notes);
@@ -611,6 +619,11 @@ impl ResumableQp for JournaledQp {
             Some(own) => own.end_later(),
             None => self.end(),
         }
+    }
+
+    fn carrier(&self) -> Option<Arc<dyn Carrier>> {
+        self.raw?;
+        Some(self.own.upgrade()?)
     }
 
     fn set_remote(&self, remote: &RemoteNic) {

@@ -132,7 +132,7 @@ fn with<R>(qp: &Qp, g: &mut Gate, f: impl FnOnce(&mut Executor, &mut Io<'_>) -> 
         word,
     };
     let result = f(executor, &mut io);
-    *holds = executor.holds_sends();
+    holds.set(executor.holds_sends());
     qp.core.qps.count_switching(was, executor.on_its_way());
     if let Some(at_us) = executor.deadline_us() {
         if told_us.is_none_or(|told_us| at_us < told_us) {
@@ -175,6 +175,9 @@ impl Env for Io<'_> {
         })?;
         let core = &self.qp.core;
         core.qps.rename_physical(self.qp.id(), (*self.nic, self.phys.qpn()), (nic, fresh.qpn()));
+        if let Some(lane) = self.qp.lane() {
+            lane.carry_by(fresh.carrier());
+        }
         std::mem::replace(self.phys, fresh).retire();
         (*self.nic, *self.port) = (nic, 1);
         core.backups.look_at(self.qp.id());
@@ -515,7 +518,8 @@ pub(crate) fn beliefs_changed(qp: &Qp, g: &mut Gate) {
 pub(crate) fn close(qp: &Qp, g: &mut Gate) {
     if with(qp, g, |executor, io| executor.close(io)).is_some() {
         g.why_not = "closed";
-        (g.link, g.holds) = (None, false);
+        g.link = None;
+        g.holds.set(false);
     }
 }
 

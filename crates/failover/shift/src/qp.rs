@@ -1,11 +1,16 @@
 //! The logical QP: what the application holds.
 //!
 //! All that can change sits behind one lock, the *gate*: the physical QP that carries the traffic
-//! now, what the application set, and the [`Link`] to the peer that decides about switches. Posting
-//! takes the gate and the device's own lock, nothing else. A switch runs under the gate, in
-//! whichever thread noticed the failure first (a poster whose post failed, or the worker), so no
-//! thread can post to a QP that is being left, and none holds a completion back: completions go
-//! from the devices straight into the application's CQ.
+//! now, what the application set, and the [`Link`] to the peer that decides about switches. A switch
+//! runs under the gate, in whichever thread noticed the failure first (a poster whose post failed,
+//! or the worker), so no thread can post to a QP that is being left, and none holds a completion
+//! back: completions go from the devices straight into the application's CQ.
+//!
+//! A post takes the gate and the device's own lock. One of a C program to a device of the machine
+//! takes neither: it goes by the [`Lane`], whose lock is the only one between the program and its
+//! provider. The lane is closed under the gate where posts are to come here first: while sends are
+//! held, and while nothing is outstanding, so that the next send is heard of. Whatever else is
+//! unusual is known to the physical QP, which leaves such a post to this path.
 //!
 //! States, as the application sees them, are those of the physical QP, except that a QP under a
 //! switch says RTS.
@@ -38,7 +43,7 @@ use unbroken_directory::QpEntry;
 use unbroken_failover_protocol::PortPath;
 use unbroken_runtime::now_us;
 use unbroken_types::{Gid, PdHandle, QpCaps, QpState, QpType, Wc, WcStatus, PSN_MASK};
-use unbroken_verbs::{Backlog, Cq, QpEvent, QpInit, QpModify, ResumableQp, Srq};
+use unbroken_verbs::{Backlog, Cq, Lane, QpEvent, QpInit, QpModify, ResumableQp, Srq};
 
 /// What the application asks for when it makes a QP.
 #[derive(Clone)]
@@ -97,8 +102,8 @@ pub(crate) struct Gate {
     /// The log has it that this connection has ended with its NIC.
     told_lost: bool,
     destroyed: bool,
-    /// Sends are held and not posted, whatever the physical QP would say to them.
-    pub(crate) holds: bool,
+    /// Whether sends are held and not posted, whatever the physical QP would say to them.
+    pub(crate) holds: Holds,
     /// Physical QPs beside that of the present life.
     pub(crate) backup: Option<Backup>,
     /// Which connection of the QP this is: it changes with each RESET, so that messages of an
@@ -107,6 +112,34 @@ pub(crate) struct Gate {
     /// The GID that the program has connected it by, where that is not its NIC's: it is entered
     /// under that, too.
     alias: Option<Gid>,
+}
+
+/// Whether sends are held. The QP's lane knows it, too.
+pub(crate) struct Holds {
+    now: bool,
+    lane: Option<Arc<Lane>>,
+}
+
+impl Holds {
+    pub(crate) fn new(lane: Option<Arc<Lane>>) -> Holds {
+        Holds { now: false, lane }
+    }
+
+    pub(crate) fn get(&self) -> bool {
+        self.now
+    }
+
+    pub(crate) fn set(&mut self, holds: bool) {
+        if self.now == holds {
+            return;
+        }
+        self.now = holds;
+        match &self.lane {
+            Some(lane) if holds => lane.close(Lane::HELD),
+            Some(lane) => lane.open(Lane::HELD),
+            None => {}
+        }
+    }
 }
 
 impl Gate {
@@ -159,6 +192,8 @@ pub struct Qp {
     is_plain: bool,
     /// It is not in the list of QPs with sends outstanding.
     idle: AtomicBool,
+    /// How posts of C programs reach the physical QP, where they can do so with nothing in between.
+    lane: Option<Arc<Lane>>,
     /// Since when a thread of the program has the gate in a verb of control; 0: none does.
     in_verb_since_us: AtomicU64,
     cookie: AtomicU64,
@@ -267,12 +302,31 @@ impl Qp {
         if self.idle.load(Ordering::Relaxed) {
             self.idle.store(false, Ordering::Relaxed);
             self.core.qps.add_busy(self.id());
+            if let Some(lane) = &self.lane {
+                lane.open(Lane::IDLE);
+            }
         }
     }
 
-    /// Nothing is outstanding. Thousands of idle QPs cost nothing.
-    pub(crate) fn set_idle(&self, _gate: &Gate) {
-        self.idle.store(true, Ordering::Relaxed);
+    /// Nothing was outstanding. Thousands of idle QPs cost nothing. False: something is by now,
+    /// which has come by the lane.
+    pub(crate) fn set_idle(&self, _gate: &Gate) -> bool {
+        let idle = self.lane.as_ref().is_none_or(|lane| lane.close_if_idle());
+        self.idle.store(idle, Ordering::Relaxed);
+        idle
+    }
+
+    /// Nothing carries the QP any more.
+    fn leave_lane(&self) {
+        if let Some(lane) = &self.lane {
+            lane.carry_by(None);
+        }
+    }
+
+    /// How posts of a C program reach the physical QP, where they can do so with nothing in
+    /// between.
+    pub fn lane(&self) -> Option<&Arc<Lane>> {
+        self.lane.as_ref()
     }
 
     fn flushed(&self, wr_id: u64, status: WcStatus) -> Wc {
@@ -309,6 +363,12 @@ impl Qp {
     pub(crate) fn purge(&self) {
         self.init.send_cq.purge(self.qpn);
         self.init.recv_cq.purge(self.qpn);
+    }
+}
+
+impl Drop for Qp {
+    fn drop(&mut self) {
+        self.leave_lane(); // which has what carries the QP, which has the lane
     }
 }
 

@@ -16,8 +16,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use unbroken_types::{PdHandle, QpCaps, QpState, QpType, Sge, UdDest};
 use unbroken_verbs::abi::*;
 use unbroken_verbs::{
-    DeviceQp, Error, ListResult, MemoryDomain, QpInit, QpModify, QpSnapshot, RcModify, RecvWr,
-    Result, SendBatch, SendWr,
+    DeviceQp, Error, ListResult, MemoryDomain, QpInit, QpModify, QpSnapshot, RawQp, RcModify,
+    RecvWr, Result, SendBatch, SendWr,
 };
 
 /// Sends of a list that are given to the provider at a time.
@@ -341,6 +341,11 @@ impl DeviceQp for HostQp {
         let code = unsafe { library.query_qp(self.raw.0, &mut attr, IBV_QP_STATE, &mut init) };
         let asked = QpState::from_code(attr.qp_state).filter(|_| code == 0);
         asked.unwrap_or_else(|| self.state())
+    }
+
+    fn raw(&self) -> Option<RawQp> {
+        let (post_send, post_recv) = (self.post_send, self.post_recv);
+        (self.kind == QpType::Rc).then_some(RawQp { qp: self.raw.0, post_send, post_recv })
     }
 
     fn destroy(&self) {

@@ -47,7 +47,7 @@ impl JournaledQp {
     /// The program has done with this QP, or has another in its place: nothing that the device
     /// still says of it is for anybody.
     pub(super) fn forget(&self) {
-        lock(&self.state).journal.forget();
+        self.state.lock().journal.forget();
     }
 
     /// To RESET. What the device, or a thread that brings it over, still has of the life that ends is

@@ -1,6 +1,6 @@
 //! How a logical QP is made, and whether failover protects it.
 
-use super::{Gate, Qp, QpRequest};
+use super::{Gate, Holds, Qp, QpRequest};
 use crate::contexts::ContextState;
 use crate::core::Core;
 use crate::datagram::Datagram;
@@ -11,7 +11,7 @@ use crate::worker_queue::Job;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 use unbroken_types::{Gid, QpCaps, QpType};
-use unbroken_verbs::{IdleHook, QpInit, QpModify, Result, ResumableQp};
+use unbroken_verbs::{IdleHook, Lane, QpInit, QpModify, Result, ResumableQp};
 
 impl Qp {
     /// Makes a QP of that context. The CQs of one that failover protects get a hook of `idle_hook`,
@@ -44,6 +44,11 @@ impl Qp {
             Err(why_not) => why_not,
         };
         let qpn = phys.qpn();
+        let carrier = phys.carrier();
+        let lane = init.lane.clone().filter(|_| carrier.is_some());
+        if let Some(lane) = &lane {
+            lane.carry_by(carrier);
+        }
         let unfit = Unfit::default();
         let others = (0..core.nics.count()).filter(|other| protect && *other != nic);
         for other in others {
@@ -61,8 +66,9 @@ impl Qp {
             unfit,
             is_plain: r.plain,
             idle: AtomicBool::new(true),
+            lane: lane.clone(),
             in_verb_since_us: AtomicU64::new(0),
-            gate: Mutex::new(Gate::new(phys, at, datagram, why_not)),
+            gate: Mutex::new(Gate::new(phys, at, datagram, why_not, lane)),
             cookie: AtomicU64::new(r.cookie),
         });
         if protect {
@@ -93,6 +99,7 @@ impl Gate {
         nic: usize,
         datagram: Option<Box<Datagram>>,
         why_not: &'static str,
+        lane: Option<Arc<Lane>>,
     ) -> Gate {
         Gate {
             phys,
@@ -110,7 +117,7 @@ impl Gate {
             failed: false,
             told_lost: false,
             destroyed: false,
-            holds: false,
+            holds: Holds::new(lane),
             backup: None,
             connection: random::number(),
             alias: None,
@@ -158,5 +165,6 @@ fn physical(r: &QpRequest, nic: usize, protect: bool, home: Option<Gid>) -> QpIn
         local_keys_of: Some(nic as u8),
         control: false,
         standby: false,
+        lane: (protect && r.qp_type == QpType::Rc).then(Lane::new),
     }
 }

@@ -27,7 +27,7 @@ impl Gate {
     pub(super) fn take_seeks(&mut self) -> Option<Seeks> {
         let seeks = self.seeks.take()?;
         if seeks.held.is_some() {
-            self.holds = false;
+            self.holds.set(false);
         }
         Some(seeks)
     }
@@ -40,7 +40,7 @@ impl Qp {
         let Some(seeks) = &mut g.seeks else { return false };
         seeks.held.get_or_insert_with(Backlog::default);
         seeks.failed.get_or_insert((WcStatus::FatalErr, now_us()));
-        g.holds = true;
+        g.holds.set(true);
         self.core.jobs.put(Job::Hurry(self.id()));
         true
     }
@@ -50,14 +50,14 @@ impl Qp {
     pub(super) fn keep_until_found(&self, g: &mut Gate) -> bool {
         let Some(seeks) = &mut g.seeks else { return false };
         seeks.held.get_or_insert_with(Backlog::default);
-        g.holds = true;
+        g.holds.set(true);
         true
     }
 
     /// Nobody has been found whom the QP could tell anything: the physical QP gets what was kept.
     pub(super) fn release_kept(&self, g: &mut Gate) {
         let Some(mut kept) = g.seeks.as_mut().and_then(|seeks| seeks.held.take()) else { return };
-        g.holds = false;
+        g.holds.set(false);
         if self.give_kept(g, &mut kept).is_err() {
             self.flush_with_kept(g, kept, WcStatus::FatalErr);
         }

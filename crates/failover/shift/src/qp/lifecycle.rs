@@ -232,6 +232,7 @@ impl Qp {
         let known = datagram::known(self, &g);
         let alias = g.alias.take();
         let (phys, backup) = (g.phys.clone(), g.backup.take());
+        self.leave_lane();
         // The device may take its time, and the worker looks at all QPs.
         drop(g);
         phys.destroy();

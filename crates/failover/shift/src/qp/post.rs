@@ -15,7 +15,7 @@ impl Qp {
         self.core.process.check()?;
         let mut g = self.gate();
         self.set_busy(&g);
-        if g.holds {
+        if g.holds.get() {
             return self.hold_sends(&mut g, wr);
         }
         match g.phys.post_send(wr) {
@@ -30,7 +30,7 @@ impl Qp {
         self.core.process.check().map_err(|e| (0, e.into()))?;
         let g = self.gate();
         self.set_busy(&g);
-        let done = match g.holds {
+        let done = match g.holds.get() {
             true => 0,
             false => match g.phys.post_list(list) {
                 Ok(()) => return Ok(()),
@@ -50,7 +50,7 @@ impl Qp {
         self.core.process.check()?;
         let mut g = self.gate();
         self.set_busy(&g);
-        if g.holds {
+        if g.holds.get() {
             return self.hold_sends(&mut g, batch);
         }
         match g.phys.post_sends(batch) {
@@ -91,7 +91,7 @@ impl Qp {
             return Err(PostError::HasSrq.into());
         }
         let mut g = self.gate();
-        if let Some(held) = if g.holds { self.recv_held(&mut g, wr) } else { None } {
+        if let Some(held) = if g.holds.get() { self.recv_held(&mut g, wr) } else { None } {
             return held;
         }
         match g.phys.post_recv(wr) {

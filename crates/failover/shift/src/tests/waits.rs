@@ -329,7 +329,7 @@ fn what_is_kept_is_flushed_in_order_or_forgotten() {
             Some(_) => w.from.modify(&QpModify { rc, ..QpModify::default() }).unwrap(),
             None => w.wait("it has failed", || w.from.state() == QpState::Err),
         }
-        assert!(w.from.gate().seeks.is_none() && !w.from.gate().holds);
+        assert!(w.from.gate().seeks.is_none() && !w.from.gate().holds.get());
         if to != Some(QpState::Reset) {
             w.post_send(3).unwrap();
             let wcs = w.completions(4);

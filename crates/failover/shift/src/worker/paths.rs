@@ -59,8 +59,8 @@ impl Worker {
             // Between two paths it is not the physical QP that has what is outstanding.
             let switching = g.link.as_ref().is_some_and(|l| l.executor().switching());
             match progress.outstanding_sends == 0 && !switching {
-                true => qp.set_idle(&g),
-                false => core.qps.add_busy(qp.id()),
+                true if qp.set_idle(&g) => {}
+                _ => core.qps.add_busy(qp.id()),
             }
             let Some((peer, path, look)) = link::look(&mut g, clock_us, &progress) else {
                 continue;
