@@ -15,9 +15,10 @@
 //! Lock order: whatever its caller has → a lane → the provider's own locks.
 
 use crate::abi::{ibv_recv_wr, ibv_send_wr};
+use parking_lot::{Mutex, MutexGuard};
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// A physical QP that takes posts under the lock of its lane.
 pub trait Carrier: Send + Sync {
@@ -42,7 +43,24 @@ pub trait Carrier: Send + Sync {
 struct State {
     /// Why posts do not go the short way; 0: they do.
     closed: u32,
-    carrier: Option<Arc<dyn Carrier>>,
+    carrier: Option<Kept>,
+}
+
+/// A carrier, and where it is: found without a look at its layout.
+struct Kept {
+    at: *const dyn Carrier,
+    _kept: Arc<dyn Carrier>,
+}
+
+// SAFETY: a carrier may be used in any thread, and so may what names it.
+unsafe impl Send for Kept {}
+
+impl Kept {
+    #[inline(always)]
+    fn get(&self) -> &dyn Carrier {
+        // SAFETY: it is kept for as long as this is.
+        unsafe { &*self.at }
+    }
 }
 
 /// See the module's text.
@@ -62,13 +80,17 @@ impl Lane {
         Arc::new(Lane(Mutex::new(State { closed: Lane::IDLE, carrier: None })))
     }
 
+    #[inline(always)]
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Posts go to that one from now on.
     pub fn carry_by(&self, carrier: Option<Arc<dyn Carrier>>) {
-        let before = std::mem::replace(&mut self.lock().carrier, carrier);
+        let before = std::mem::replace(
+            &mut self.lock().carrier,
+            carrier.map(|carrier| Kept { at: Arc::as_ptr(&carrier), _kept: carrier }),
+        );
         drop(before); // without the lock, which its end takes
     }
 
@@ -85,7 +107,7 @@ impl Lane {
     /// Closes it as [`Lane::IDLE`], unless a send is outstanding.
     pub fn close_if_idle(&self) -> bool {
         let mut state = self.lock();
-        let idle = state.carrier.as_ref().is_none_or(|c| c.is_idle(&mut LaneTurn(self)));
+        let idle = state.carrier.as_ref().is_none_or(|c| c.get().is_idle(&mut LaneTurn(self)));
         state.closed |= if idle { Lane::IDLE } else { 0 };
         idle
     }
@@ -101,7 +123,7 @@ impl Lane {
         match &*state {
             // SAFETY: promised by the caller.
             State { closed: 0, carrier: Some(carrier) } => unsafe {
-                carrier.carry_sends(&mut LaneTurn(self), list)
+                carrier.get().carry_sends(&mut LaneTurn(self), list)
             },
             _ => list,
         }
@@ -118,7 +140,7 @@ impl Lane {
         match &*state {
             State { closed: 0 | Lane::IDLE, carrier: Some(carrier) } => {
                 // SAFETY: promised by the caller.
-                unsafe { carrier.carry_recvs(&mut LaneTurn(self), list) }
+                unsafe { carrier.get().carry_recvs(&mut LaneTurn(self), list) }
             }
             _ => list,
         }

@@ -14,6 +14,46 @@ use unbroken_verbs::{Error, RecvWr, Result, SendWr, UdDest};
 /// Sends of a list that are posted together.
 const TOGETHER: usize = 16;
 
+/// `ibv_post_send` on devices whose posts go by lanes.
+pub unsafe extern "C" fn post_send_by_lane(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: a QP of ours.
+    let object = unsafe { &*qp.cast::<QpObj>() };
+    let mut next = wr;
+    if let Some(lane) = object.lane.as_ref().filter(|_| !object.process.elsewhere()) {
+        // SAFETY: the caller's list, which it leaves alone during the call.
+        next = unsafe { lane.post_send(wr) };
+        if next.is_null() {
+            return 0;
+        }
+    }
+    // SAFETY: what is left of the caller's list.
+    unsafe { post_send(qp, next, bad_wr) }
+}
+
+/// `ibv_post_recv` on devices whose posts go by lanes.
+pub unsafe extern "C" fn post_recv_by_lane(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: a QP of ours.
+    let object = unsafe { &*qp.cast::<QpObj>() };
+    let mut next = wr;
+    if let Some(lane) = object.lane.as_ref().filter(|_| !object.process.elsewhere()) {
+        // SAFETY: the caller's list, which it leaves alone during the call.
+        next = unsafe { lane.post_recv(wr) };
+        if next.is_null() {
+            return 0;
+        }
+    }
+    // SAFETY: what is left of the caller's list.
+    unsafe { post_recv(qp, next, bad_wr) }
+}
+
 pub unsafe extern "C" fn post_send(
     qp: *mut ibv_qp,
     wr: *mut ibv_send_wr,
@@ -23,13 +63,6 @@ pub unsafe extern "C" fn post_send(
     let object = unsafe { &*qp.cast::<QpObj>() };
     guard(libc::EIO, || {
         let mut next = wr;
-        if let Some(lane) = object.lane.as_ref().filter(|_| !object.process.elsewhere()) {
-            // SAFETY: the caller's list, which it leaves alone during the call.
-            next = unsafe { lane.post_send(wr) };
-            if next.is_null() {
-                return 0;
-            }
-        }
         // A list that runs in a circle ends when the queue is full.
         // SAFETY: the caller's list, which it leaves alone during the call.
         while let Some(wr) = unsafe { next.as_ref() } {
@@ -232,11 +265,7 @@ pub unsafe extern "C" fn post_recv(
     let object = unsafe { &*qp.cast::<QpObj>() };
     guard(libc::EIO, || {
         let mut next = wr;
-        if let Some(lane) = object.lane.as_ref().filter(|_| !object.process.elsewhere()) {
-            // SAFETY: the caller's list, which it leaves alone during the call.
-            next = unsafe { lane.post_recv(wr) };
-        }
-        // SAFETY: as above.
+        // SAFETY: the caller's list, which it leaves alone during the call.
         while let Some(wr) = unsafe { next.as_ref() } {
             // SAFETY: as above.
             let posted = unsafe { sges(wr.sg_list, wr.num_sge) }

@@ -253,60 +253,56 @@ impl<R: SendRow> Journal<R> {
     /// [`Self::post_send`], and nothing has changed.
     #[inline(always)]
     pub fn post_usual_send(&mut self, wr: &SendWr<'_>) -> Option<u64> {
-        if !self.takes_usual() || !self.sends.push_usual(wr) {
+        let index = self.sends.next();
+        if self.usual_room() == 0 || !self.sends.push_usual(wr) {
             return None;
         }
-        let signaled = wr.flags.contains(SendFlags::SIGNALED);
-        Some(self.count_usual(wr.opcode.consumes_receive(), signaled))
-    }
-
-    /// Whether everything is as it almost always is: there is room for a send, and the provider is
-    /// to have it at once. The caller writes such a send into [`Self::next_row`], under
-    /// [`Self::next_number`], marks it as [`crate::Marks::USUAL`], and says so by
-    /// [`Self::wrote_row`].
-    #[inline(always)]
-    pub fn takes_usual(&self) -> bool {
-        self.given_sends == self.sends.next()
-            && !self.blockers.any(Blockers::OF_SENDS)
-            && self.sends.has_room()
-    }
-
-    /// The number of the next send.
-    #[inline(always)]
-    pub fn next_number(&self) -> u64 {
-        Slot::Entry(Queue::Send, self.sends.next()).wr_id()
-    }
-
-    /// The row of the next send.
-    #[inline(always)]
-    pub fn next_row(&mut self) -> &mut R {
-        self.sends.next_row()
-    }
-
-    /// The row of the next send, which has so many bytes of inline data, and where those go; its
-    /// marks say that they lie beside. `None`: it is for [`Self::post_send`].
-    #[inline(always)]
-    pub fn next_inline_row(&mut self, bytes: u32) -> Option<(&mut R, &mut [u8])> {
-        self.sends.next_inline_row(bytes)
-    }
-
-    /// [`Self::next_row`] is written. The provider is to have it now; if it refuses:
-    /// [`Self::refused_sends`].
-    #[inline(always)]
-    pub fn wrote_row(&mut self, consumes_receive: bool, signaled: bool) {
-        self.sends.wrote_next();
-        self.count_usual(consumes_receive, signaled);
-    }
-
-    #[inline(always)]
-    fn count_usual(&mut self, consumes_receive: bool, signaled: bool) -> u64 {
-        let index = self.given_sends;
-        self.consumers += u64::from(consumes_receive);
-        if self.config.sq_sig_all || signaled {
+        self.consumers += u64::from(wr.opcode.consumes_receive());
+        if self.config.sq_sig_all || wr.flags.contains(SendFlags::SIGNALED) {
             self.announced = index + 1;
         }
         self.given_sends = index + 1;
-        Slot::Entry(Queue::Send, index).wr_id()
+        Some(Slot::Entry(Queue::Send, index).wr_id())
+    }
+
+    /// How many sends the provider is to have at once if they are posted now, with everything as it
+    /// almost always is. The caller writes that many or fewer into [`Self::row_ahead`], marked as
+    /// [`crate::Marks::USUAL`], says so by [`Self::wrote_rows`], and gives them to the provider.
+    #[inline(always)]
+    pub fn usual_room(&self) -> u32 {
+        let gives = self.given_sends == self.sends.next();
+        match gives && !self.blockers.any(Blockers::OF_SENDS) {
+            true => self.sends.room(),
+            false => 0,
+        }
+    }
+
+    /// The row of the send that is posted when so many others have been, and its number.
+    #[inline(always)]
+    pub fn row_ahead(&mut self, ahead: u32) -> (&mut R, u64) {
+        let index = self.sends.next() + u64::from(ahead);
+        (self.sends.row_ahead(index), Slot::Entry(Queue::Send, index).wr_id())
+    }
+
+    /// Where the inline data of the send of [`Self::row_ahead`] goes; the row's marks say that it
+    /// lies beside. `None`: that is for [`Self::post_send`].
+    pub fn inline_ahead(&mut self, ahead: u32, bytes: u32) -> Option<&mut [u8]> {
+        self.sends.inline_ahead(self.sends.next() + u64::from(ahead), bytes)
+    }
+
+    /// So many rows are written, of which so many consume a receive of the peer; the last that is
+    /// signaled is the `signaled`-th, counted from 1. If the provider refuses some:
+    /// [`Self::refused_sends`].
+    #[inline(always)]
+    pub fn wrote_rows(&mut self, count: u32, consumers: u32, signaled: u32) {
+        let first = self.given_sends;
+        self.sends.wrote(count);
+        self.consumers += u64::from(consumers);
+        let announced = if self.config.sq_sig_all { count } else { signaled };
+        if announced > 0 {
+            self.announced = first + u64::from(announced);
+        }
+        self.given_sends = first + u64::from(count);
     }
 
     /// Records several sends: all or none.

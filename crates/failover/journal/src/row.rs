@@ -11,11 +11,9 @@ pub trait SendRow: Clone {
     /// A row that nothing was written to.
     const EMPTY: Self;
 
-    /// What every send has: its number, opcode, flags, immediate, remote address and key.
-    fn of(wr: &SendWr<'_>) -> Self;
-
-    /// The only entry of its list.
-    fn set_sge(&mut self, sge: Sge);
+    /// Writes what every send has (number, opcode, flags, immediate, remote address and key), the
+    /// only entry of its list, where it has one, and what is noted of it.
+    fn write(&mut self, wr: &SendWr<'_>, sge: Sge, marks: Marks);
 
     /// The send as it was posted, as far as the row has it: with that entry, and without operands.
     fn wr(&self) -> SendWr<'_>;
@@ -82,21 +80,17 @@ impl SendRow for PlainRow {
     };
 
     #[inline(always)]
-    fn of(wr: &SendWr<'_>) -> PlainRow {
-        PlainRow {
+    fn write(&mut self, wr: &SendWr<'_>, sge: Sge, marks: Marks) {
+        *self = PlainRow {
             wr_id: wr.wr_id,
             remote_addr: wr.remote_addr,
+            sge,
             rkey: wr.rkey,
             imm_data: wr.imm_data,
             flags: wr.flags,
             opcode: wr.opcode,
-            ..PlainRow::EMPTY
-        }
-    }
-
-    #[inline(always)]
-    fn set_sge(&mut self, sge: Sge) {
-        self.sge = sge;
+            marks,
+        };
     }
 
     fn wr(&self) -> SendWr<'_> {

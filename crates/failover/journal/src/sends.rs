@@ -72,9 +72,10 @@ impl<R: SendRow> Sends<R> {
         (self.tail - self.head) as u32
     }
 
+    /// How many more there is room for.
     #[inline(always)]
-    pub(crate) fn has_room(&self) -> bool {
-        self.len() < self.caps.max_send_wr
+    pub(crate) fn room(&self) -> u32 {
+        self.caps.max_send_wr.saturating_sub(self.len())
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -145,12 +146,10 @@ impl<R: SendRow> Sends<R> {
     #[inline(always)]
     pub(crate) fn push_usual(&mut self, wr: &SendWr<'_>) -> bool {
         let [sge] = wr.sges else { return false };
-        let fits = is_usual(wr, sge) && self.has_room();
+        let fits = is_usual(wr, sge) && self.room() > 0;
         if fits {
-            let mut row = R::of(wr);
-            row.set_sge(*sge);
-            *row.marks_mut() = Marks::USUAL;
-            self.put(row);
+            self.row_mut(self.tail).write(wr, *sge, Marks::USUAL);
+            self.tail += 1;
         }
         fits
     }
@@ -160,48 +159,37 @@ impl<R: SendRow> Sends<R> {
         if self.len() >= self.caps.max_send_wr {
             return Err(PostError::QueueFull(self.len()));
         }
-        let mut row = R::of(wr);
-        match wr.sges {
-            [one] if is_usual(wr, one) => {
-                row.set_sge(*one);
-                *row.marks_mut() = Marks { started, ..Marks::default() };
-            }
+        let (sge, marks) = match wr.sges {
+            [one] if is_usual(wr, one) => (*one, Marks { started, ..Marks::default() }),
             _ => {
                 let count = self.put_beside(wr)?;
-                *row.marks_mut() = Marks { beside: true, count, started, ..Marks::default() };
+                (Sge::default(), Marks { beside: true, count, started, ..Marks::default() })
             }
-        }
-        self.put(row);
+        };
+        self.row_mut(self.tail).write(wr, sge, marks);
+        self.tail += 1;
         Ok(())
     }
 
-    /// The row of the next send, which is written in place and then counted ([`Self::wrote_next`]).
+    /// The row of a send that is written in place before it is counted ([`Self::wrote`]).
     #[inline(always)]
-    pub(crate) fn next_row(&mut self) -> &mut R {
-        self.row_mut(self.tail)
+    pub(crate) fn row_ahead(&mut self, index: u64) -> &mut R {
+        self.row_mut(index)
     }
 
-    /// The same of one with so many bytes of inline data, and where those go, beside it. `None`:
-    /// that is more than the QP takes, or none has had any yet, for which there is no room so far.
-    #[inline]
-    pub(crate) fn next_inline_row(&mut self, bytes: u32) -> Option<(&mut R, &mut [u8])> {
+    /// Where so many bytes of its inline data go. `None`: that is more than the QP takes, or none
+    /// has had any yet, for which there is no room so far.
+    pub(crate) fn inline_ahead(&mut self, index: u64, bytes: u32) -> Option<&mut [u8]> {
         if bytes > self.caps.max_inline_data || self.beside.inline.is_empty() {
             return None;
         }
-        let slot = self.slot(self.tail);
-        let room = part(slot, self.caps.max_inline_data, bytes as usize);
-        Some((&mut self.rows[slot], &mut self.beside.inline[room]))
+        let slot = self.slot(index);
+        Some(&mut self.beside.inline[part(slot, self.caps.max_inline_data, bytes as usize)])
     }
 
     #[inline(always)]
-    pub(crate) fn wrote_next(&mut self) {
-        self.tail += 1;
-    }
-
-    #[inline(always)]
-    fn put(&mut self, row: R) {
-        *self.row_mut(self.tail) = row;
-        self.tail += 1;
+    pub(crate) fn wrote(&mut self, count: u32) {
+        self.tail += u64::from(count);
     }
 
     /// Checks the next send, which is not a usual one, and records what its row cannot hold.

@@ -86,7 +86,8 @@ pub(crate) struct JournaledQp {
     recvs: CqReservation,
     notes: Arc<Notes>,
     state: LaneCell<State>,
-    /// The device's, which posts that come by the lane go to.
+    /// The device's, which posts that come by the lane go to. None where it has none, or the QP is
+    /// away from the NIC whose keys the program has.
     raw: Option<RawQp>,
     pub(crate) asked: Mutex<Asked>,
     /// It was made ahead of its use.
@@ -170,7 +171,7 @@ impl JournaledQp {
             recvs,
             notes: Arc::default(),
             state: LaneCell::new(&init.lane.clone().unwrap_or_else(Lane::new), state),
-            raw: phys.raw(),
+            raw: phys.raw().filter(|_| default == opened.index),
             asked: Mutex::default(),
             standby: init.standby,
             joined: AtomicBool::new(false),

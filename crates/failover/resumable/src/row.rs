@@ -35,8 +35,6 @@ pub(crate) struct ProviderRow {
     sge: Sge,
     /// The program's.
     wr_id: u64,
-    flags: SendFlags,
-    opcode: SendOpcode,
     marks: Marks,
 }
 
@@ -59,28 +57,20 @@ unsafe impl Send for ProviderRow {}
 // SAFETY: as above: nothing is reached through a shared row.
 unsafe impl Sync for ProviderRow {}
 
-/// What the journal counts of a send.
-#[derive(Clone, Copy)]
-pub(crate) struct Taken {
-    pub(crate) consumes_receive: bool,
-    pub(crate) signaled: bool,
-}
-
 /// Flags that a send may have and be usual.
 const USUAL_FLAGS: u32 = SendFlags::FENCE.0 | SendFlags::SIGNALED.0 | SendFlags::SOLICITED.0;
-/// Opcodes up to this one, as C has them, need no more than a row: WRITE, WRITE with immediate,
-/// SEND, SEND with immediate, READ.
+/// Opcodes up to this one, as C has them, need no more than a row.
 const LAST_USUAL: u32 = SendOpcode::Read as u32;
 /// A bit for each of them that consumes a receive of the peer.
 const CONSUMERS: u32 = 1 << SendOpcode::WriteImm as u32
     | 1 << SendOpcode::Send as u32
     | 1 << SendOpcode::SendImm as u32;
 
-/// Whether the row has all of a request, or its one entry is inline data.
+/// Whether a row has all of a request, or will where its only entry is inline data.
 #[inline(always)]
-pub(crate) fn is_usual(wr: &ibv_send_wr, inline: bool) -> bool {
-    let flags = if inline { USUAL_FLAGS | SendFlags::INLINE.0 } else { USUAL_FLAGS };
-    wr.opcode as u32 <= LAST_USUAL && wr.send_flags & !flags == 0 && wr.num_sge == 1
+pub(crate) fn is_usual(wr: &ibv_send_wr) -> bool {
+    let others = wr.send_flags & !(USUAL_FLAGS | SendFlags::INLINE.0);
+    wr.opcode as u32 <= LAST_USUAL && others == 0 && wr.num_sge == 1
 }
 
 /// Whether a request asks for its data to be copied.
@@ -89,41 +79,48 @@ pub(crate) fn is_inline(wr: &ibv_send_wr) -> bool {
     wr.send_flags & SendFlags::INLINE.0 != 0
 }
 
+/// 1 where a usual request consumes a receive of the peer.
+#[inline(always)]
+pub(crate) fn consumes_receive(wr: &ibv_send_wr) -> u32 {
+    CONSUMERS >> wr.opcode as u32 & 1
+}
+
+/// Whether a completion was asked for.
+#[inline(always)]
+pub(crate) fn is_signaled(wr: &ibv_send_wr) -> bool {
+    wr.send_flags & SendFlags::SIGNALED.0 != 0
+}
+
 impl ProviderRow {
-    /// Writes a usual request of the program, under that number, the last of its list. None: it is
-    /// too long.
+    /// Copies a usual request of the program, under that number, the last of its list. False: its
+    /// only entry is longer than a message, and the row is to be written anew.
+    ///
+    /// # Safety
+    /// The request has one entry, which is there.
     #[inline(always)]
-    pub(crate) fn write(&mut self, number: u64, wr: &ibv_send_wr, sge: Sge) -> Option<Taken> {
-        if u64::from(sge.length) > MAX_MESSAGE_BYTES {
-            return None;
-        }
-        let opcode = wr.opcode as u32;
-        self.sge = sge;
-        self.head = Head {
-            wr_id: number,
-            next: null_mut(),
-            sg_list: &raw mut self.sge,
-            num_sge: 1,
-            opcode: wr.opcode,
-            send_flags: wr.send_flags,
-            imm_data: wr.imm_data,
-            wr: wr.wr,
-            qp_type: 0,
-        };
-        self.wr_id = wr.wr_id;
-        self.flags = SendFlags(wr.send_flags);
-        self.opcode = SendOpcode::from_code(opcode).unwrap_or(SendOpcode::Write);
+    pub(crate) unsafe fn copy(&mut self, number: u64, wr: &ibv_send_wr) -> bool {
+        // SAFETY: promised by the caller.
+        self.sge = unsafe { *wr.sg_list };
+        self.copy_head(number, wr);
         self.marks = Marks::USUAL;
-        Some(Taken {
-            consumes_receive: CONSUMERS >> opcode & 1 != 0,
-            signaled: wr.send_flags & SendFlags::SIGNALED.0 != 0,
-        })
+        u64::from(self.sge.length) <= MAX_MESSAGE_BYTES
     }
 
-    /// The data of the request lies there, beside the row.
-    pub(crate) fn set_inline(&mut self, data: *const u8, bytes: u16) {
-        self.marks = Marks { count: bytes, beside: true, ..Marks::USUAL };
-        self.sge = Sge { addr: data as u64, length: bytes.into(), lkey: 0 };
+    /// The same of one whose data was copied.
+    pub(crate) fn copy_inline(&mut self, number: u64, wr: &ibv_send_wr, data: Sge) {
+        self.sge = data;
+        self.copy_head(number, wr);
+        self.marks = Marks { count: data.length as u16, beside: true, ..Marks::USUAL };
+    }
+
+    #[inline(always)]
+    fn copy_head(&mut self, number: u64, wr: &ibv_send_wr) {
+        let head = &mut self.head;
+        (head.wr_id, head.next) = (number, null_mut());
+        (head.sg_list, head.num_sge) = (&raw mut self.sge, 1);
+        (head.opcode, head.send_flags, head.imm_data) = (wr.opcode, wr.send_flags, wr.imm_data);
+        head.wr = wr.wr;
+        self.wr_id = wr.wr_id;
     }
 
     /// What the provider is given.
@@ -149,22 +146,15 @@ impl SendRow for ProviderRow {
         },
         sge: Sge { addr: 0, length: 0, lkey: 0 },
         wr_id: 0,
-        flags: SendFlags(0),
-        opcode: SendOpcode::Send,
         marks: Marks { count: 0, beside: false, started: false, executed: false },
     };
 
-    fn of(wr: &SendWr<'_>) -> ProviderRow {
-        let rdma = ibv_wr_rdma { remote_addr: wr.remote_addr, rkey: wr.rkey };
-        let mut row = ProviderRow::EMPTY;
-        row.head.imm_data = wr.imm_data;
-        row.head.wr.rdma = rdma;
-        (row.wr_id, row.flags, row.opcode) = (wr.wr_id, wr.flags, wr.opcode);
-        row
-    }
-
-    fn set_sge(&mut self, sge: Sge) {
-        self.sge = sge;
+    #[inline(always)]
+    fn write(&mut self, wr: &SendWr<'_>, sge: Sge, marks: Marks) {
+        self.head.opcode = wr.opcode as c_int;
+        (self.head.send_flags, self.head.imm_data) = (wr.flags.0, wr.imm_data);
+        self.head.wr.rdma = ibv_wr_rdma { remote_addr: wr.remote_addr, rkey: wr.rkey };
+        (self.sge, self.wr_id, self.marks) = (sge, wr.wr_id, marks);
     }
 
     fn wr(&self) -> SendWr<'_> {
@@ -173,8 +163,8 @@ impl SendRow for ProviderRow {
         let rdma = unsafe { self.head.wr.rdma };
         SendWr {
             wr_id: self.wr_id,
-            opcode: self.opcode,
-            flags: self.flags,
+            opcode: self.opcode(),
+            flags: self.flags(),
             imm_data: self.head.imm_data,
             remote_addr: rdma.remote_addr,
             rkey: rdma.rkey,
@@ -193,12 +183,13 @@ impl SendRow for ProviderRow {
 
     #[inline]
     fn opcode(&self) -> SendOpcode {
-        self.opcode
+        // Written from one, or where it was found to be a usual one.
+        SendOpcode::from_code(self.head.opcode as u32).unwrap_or(SendOpcode::Write)
     }
 
     #[inline]
     fn flags(&self) -> SendFlags {
-        self.flags
+        SendFlags(self.head.send_flags)
     }
 
     #[inline]

@@ -4,9 +4,10 @@
 //! provider's function is called directly: the QP is destroyed only once its journal gives nothing
 //! to the device any more (it is being stopped, or was forgotten), which is said under the lock.
 
-use super::{JournaledQp, State};
-use crate::row::{is_inline, is_usual, ProviderRow, Taken};
+use super::JournaledQp;
+use crate::row::{consumes_receive, is_inline, is_signaled, is_usual, ProviderRow};
 use std::ptr::null_mut;
+use std::sync::atomic::Ordering;
 use unbroken_journal::Journal;
 use unbroken_types::{RecvWr, Sge};
 use unbroken_verbs::abi::{ibv_recv_wr, ibv_send_wr};
@@ -17,58 +18,124 @@ impl JournaledQp {
     /// has told nothing of it.
     #[inline(always)]
     fn direct(&self, remote: Option<&RemoteNic>) -> Option<&RawQp> {
-        let translates = self.translates_local() || remote.is_some_and(RemoteNic::matters);
+        let translates =
+            self.foreign.load(Ordering::Acquire) || remote.is_some_and(RemoteNic::matters);
         self.raw.as_ref().filter(|_| !translates && !self.notes.any())
-    }
-
-    /// The device has refused a list of rows. The first of them that it has not taken, by their
-    /// count.
-    #[cold]
-    fn refused_rows(
-        st: &mut State,
-        first: *mut ibv_send_wr,
-        bad: *mut ibv_send_wr,
-        count: usize,
-    ) -> usize {
-        let mut at = first;
-        let mut taken = 0;
-        while at != bad && taken < count {
-            taken += 1;
-            // SAFETY: a row of the list, of which there are `count`, linked.
-            at = unsafe { (*at).next };
-        }
-        st.journal.refused_sends(count - taken);
-        taken
     }
 }
 
-/// Records a request. None: it is not a usual one.
+/// What is recorded of a list.
+struct Recorded {
+    first: *mut ibv_send_wr,
+    /// The first request of the program's that is not; null: all are.
+    next: *mut ibv_send_wr,
+}
+
+/// Writes the row of a request, which is posted when so many others have been. None: it is not a
+/// usual one.
 ///
 /// # Safety
 /// As for [`Carrier::carry_sends`], of that request.
 #[inline(always)]
-unsafe fn record(journal: &mut Journal<ProviderRow>, wr: &ibv_send_wr) -> Option<*mut ibv_send_wr> {
-    if !journal.takes_usual() || !is_usual(wr, true) {
+unsafe fn copy(
+    journal: &mut Journal<ProviderRow>,
+    ahead: u32,
+    wr: &ibv_send_wr,
+) -> Option<*mut ibv_send_wr> {
+    if !is_usual(wr) {
         return None;
     }
-    let number = journal.next_number();
+    if is_inline(wr) {
+        // SAFETY: promised by the caller.
+        return unsafe { copy_inline(journal, ahead, wr) };
+    }
+    let (row, number) = journal.row_ahead(ahead);
     // SAFETY: the list has one entry, as `num_sge` says.
+    unsafe { row.copy(number, wr) }.then(|| row.raw())
+}
+
+/// Records usual requests from the head of a list on, as many as there is room for, and links their
+/// rows. None: not even the first.
+///
+/// # Safety
+/// As for [`Carrier::carry_sends`].
+#[inline(never)]
+unsafe fn record(
+    journal: &mut Journal<ProviderRow>,
+    room: u32,
+    list: *mut ibv_send_wr,
+) -> Option<Recorded> {
+    let (mut next, mut last) = (list, null_mut::<ibv_send_wr>());
+    let (mut first, mut count, mut consumers, mut signaled) = (null_mut(), 0, 0, 0);
+    while count < room {
+        // SAFETY: promised by the caller.
+        let Some(wr) = (unsafe { next.as_ref() }) else { break };
+        // SAFETY: as above.
+        let Some(row) = (unsafe { copy(journal, count, wr) }) else { break };
+        count += 1;
+        consumers += consumes_receive(wr);
+        signaled = if is_signaled(wr) { count } else { signaled };
+        match last.is_null() {
+            true => first = row,
+            // SAFETY: the row before, which is the journal's own.
+            false => unsafe { (*last).next = row },
+        }
+        (last, next) = (row, wr.next);
+    }
+    if count == 0 {
+        return None;
+    }
+    journal.wrote_rows(count, consumers, signaled);
+    Some(Recorded { first, next })
+}
+
+/// Writes the row of a request whose data is copied. None: there is no room for that.
+///
+/// # Safety
+/// As for [`Carrier::carry_sends`], of that request, which has one entry.
+#[inline(never)]
+unsafe fn copy_inline(
+    journal: &mut Journal<ProviderRow>,
+    ahead: u32,
+    wr: &ibv_send_wr,
+) -> Option<*mut ibv_send_wr> {
+    // SAFETY: promised by the caller.
     let sge: Sge = unsafe { *wr.sg_list };
-    let (row, Taken { consumes_receive, signaled }) = if is_inline(wr) {
-        let (row, room) = journal.next_inline_row(sge.length)?;
-        let taken = row.write(number, wr, sge)?;
-        // SAFETY: the program's memory, as IBV_SEND_INLINE asks, and room of that many bytes.
-        unsafe { room.as_mut_ptr().copy_from_nonoverlapping(sge.addr as *const u8, room.len()) };
-        row.set_inline(room.as_ptr(), room.len() as u16);
-        (row, taken)
-    } else {
-        let row = journal.next_row();
-        let taken = row.write(number, wr, sge)?;
-        (row, taken)
-    };
-    let raw = row.raw();
-    journal.wrote_row(consumes_receive, signaled);
-    Some(raw)
+    let room = journal.inline_ahead(ahead, sge.length)?;
+    // SAFETY: the program's memory, as IBV_SEND_INLINE asks, and room of that many bytes.
+    unsafe { room.as_mut_ptr().copy_from_nonoverlapping(sge.addr as *const u8, room.len()) };
+    let data = Sge { addr: room.as_ptr() as u64, length: sge.length, lkey: 0 };
+    let (row, number) = journal.row_ahead(ahead);
+    row.copy_inline(number, wr, data);
+    Some(row.raw())
+}
+
+/// The provider has taken a list of rows up to `bad`, and refuses that one: those from there on are
+/// not recorded. The first of them in the program's list.
+///
+/// # Safety
+/// `first` is a list of the journal's newest rows, recorded from the head of `list` on.
+#[cold]
+unsafe fn take_back(
+    journal: &mut Journal<ProviderRow>,
+    first: *mut ibv_send_wr,
+    bad: *mut ibv_send_wr,
+    list: *mut ibv_send_wr,
+) -> *mut ibv_send_wr {
+    let (mut row, mut from, mut refused) = (first, list, 0);
+    while !row.is_null() {
+        // One that names none of them has taken none.
+        if refused > 0 || row == bad || bad.is_null() {
+            refused += 1;
+        } else {
+            // SAFETY: promised by the caller: the list is as long as that of the rows.
+            from = unsafe { (*from).next };
+        }
+        // SAFETY: promised by the caller.
+        row = unsafe { (*row).next };
+    }
+    journal.refused_sends(refused);
+    from
 }
 
 impl Carrier for JournaledQp {
@@ -76,33 +143,28 @@ impl Carrier for JournaledQp {
     unsafe fn carry_sends(&self, turn: &mut LaneTurn, list: *mut ibv_send_wr) -> *mut ibv_send_wr {
         let st = self.state.get(turn);
         let Some(raw) = self.direct(st.remote.as_ref()) else { return list };
-        // SAFETY: promised by the caller, of all that follow.
-        let Some(wr) = (unsafe { list.as_ref() }) else { return list };
-        // SAFETY: as above.
-        let Some(first) = (unsafe { record(&mut st.journal, wr) }) else { return list };
-        let (mut last, mut count, mut next) = (first, 1, wr.next);
-        // SAFETY: as above.
-        while let Some(wr) = unsafe { next.as_ref() } {
+        let room = st.journal.usual_room();
+        // SAFETY: promised by the caller.
+        let Some(wr) = (unsafe { list.as_ref() }).filter(|_| room > 0) else { return list };
+        let (first, next) = if wr.next.is_null() {
             // SAFETY: as above.
-            let Some(row) = (unsafe { record(&mut st.journal, wr) }) else { break };
-            // SAFETY: the row before, which is this QP's own.
-            unsafe { (*last).next = row };
-            (last, count, next) = (row, count + 1, wr.next);
-        }
+            let Some(row) = (unsafe { copy(&mut st.journal, 0, wr) }) else { return list };
+            st.journal.wrote_rows(1, consumes_receive(wr), is_signaled(wr).into());
+            (row, null_mut())
+        } else {
+            // SAFETY: as above.
+            let recorded = unsafe { record(&mut st.journal, room, list) };
+            let Some(Recorded { first, next }) = recorded else { return list };
+            (first, next)
+        };
         let mut bad = null_mut();
         // SAFETY: a QP that the device has, see the module's text, and a list of rows of its ring,
         // which live as long as this has it.
-        let code = unsafe { (raw.post_send)(raw.qp, first, &mut bad) };
-        if code == 0 {
-            return next;
+        match unsafe { (raw.post_send)(raw.qp, first, &mut bad) } {
+            0 => next,
+            // SAFETY: the program's list, as far as it was recorded.
+            _ => unsafe { take_back(&mut st.journal, first, bad, list) },
         }
-        let taken = JournaledQp::refused_rows(st, first, bad, count);
-        let mut next = list;
-        for _ in 0..taken {
-            // SAFETY: as many of the program's list are there.
-            next = unsafe { (*next).next };
-        }
-        next
     }
 
     #[inline]
