@@ -28,12 +28,12 @@ mod drivers;
 mod ring;
 
 use crate::{CompChannel, Error, Owner, Result};
-use direct::Direct;
+use direct::{Direct, Found};
 pub use direct::{Source, Turn, BATCH};
 use drivers::Attached;
 pub use drivers::{Driver, IdleHook};
 use ring::{Armed, Ring};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 use unbroken_types::{Wc, WcStatus};
 
@@ -47,6 +47,9 @@ pub struct Cq {
     ring: Mutex<Ring>,
     /// Hint for pollers: entries in the ring, see [`Ring::hint`]. Written under the ring's lock.
     len: AtomicU32,
+    /// Whether an event was asked for, or raised, since the queue was made: what comes then goes by
+    /// the ring, which counts it. Written under the ring's lock.
+    eventful: AtomicBool,
     /// Told the cookie when the queue overruns.
     on_overrun: Option<OverrunHook>,
     drivers: RwLock<Vec<Attached>>,
@@ -141,6 +144,7 @@ impl Cq {
                 nudged: false,
             }),
             len: AtomicU32::new(0),
+            eventful: AtomicBool::new(false),
             on_overrun,
             drivers: RwLock::new(Vec::new()),
             direct: Direct::default(),
@@ -328,17 +332,23 @@ impl Cq {
         self.take(out)
     }
 
-    /// Whether a provider's queue is all that is to be asked, and has nothing: what most polls of a
-    /// busy program find. Otherwise [`Self::poll`] says what there is.
+    /// What a poll of a busy program mostly is: the queue of a provider is all that is to be asked,
+    /// and has nothing, or usual completions. None: [`Self::poll`] says what there is.
     #[inline(always)]
-    pub fn finds_nothing(&self) -> bool {
-        let nothing = self.looks_empty() && self.direct.finds_nothing();
-        if nothing {
-            if let Some(hook) = self.idle.get() {
-                hook.polled();
+    pub fn poll_direct(&self, out: &mut [Wc]) -> Option<usize> {
+        if !self.looks_empty() || self.eventful.load(Ordering::Relaxed) {
+            return None;
+        }
+        match self.direct.poll(out) {
+            Found::Some(n) => Some(n),
+            Found::Elsewhere => None,
+            Found::Nothing => {
+                if let Some(hook) = self.idle.get() {
+                    hook.polled();
+                }
+                self.looks_empty().then_some(0)
             }
         }
-        nothing && self.looks_empty()
     }
 
     /// What is in the ring comes first. A queue that was nudged is polled all the same: who finds
@@ -435,6 +445,7 @@ impl Cq {
             if solicited_only && r.armed != Armed::Any { Armed::Solicited } else { Armed::Any };
         r.event_for = 0;
         let solicited_only = r.armed == Armed::Solicited;
+        self.eventful.store(true, Ordering::Relaxed);
         drop(r);
         if let Some(source) = &self.source {
             source.arm(solicited_only);

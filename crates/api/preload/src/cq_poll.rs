@@ -16,8 +16,10 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut i
         unsafe { (&*cq.cast::<CqObj>(), std::slice::from_raw_parts_mut(wc, num_entries as usize)) };
     guard(-libc::EIO, || {
         let checked = object.process.check();
-        if checked.is_ok() && object.cq.finds_nothing() {
-            return 0;
+        if checked.is_ok() {
+            if let Some(n) = object.cq.poll_direct(out) {
+                return n as c_int;
+            }
         }
         match checked.map_err(Error::from).and_then(|()| object.cq.poll(out)) {
             Ok(n) => n as c_int,

@@ -87,6 +87,8 @@ pub struct Journal<R: SendRow = PlainRow> {
     pub(crate) stop: State,
     /// One past the last send that makes a WC of the provider's.
     announced: u64,
+    /// No send from here on had been executed by the peer when it was posted.
+    pub(crate) adopted_until: u64,
     /// Of those recorded in this life, the ones that consume a receive.
     consumers: u64,
     /// Completed, and executed for the peer, in this life.
@@ -113,6 +115,7 @@ impl<R: SendRow> Journal<R> {
             spoilt_sends: sends.next(),
             spoilt_recvs: recvs.next(),
             announced: sends.next(),
+            adopted_until: sends.next(),
             blockers: Blockers::of(&config),
             config,
             sends,
@@ -456,6 +459,7 @@ impl<R: SendRow> Journal<R> {
         }
         (self.given_sends, self.spoilt_sends, self.announced) =
             (self.sends.next(), self.sends.next(), self.sends.next());
+        self.adopted_until = self.sends.next();
         (self.given_recvs, self.spoilt_recvs) = (self.recvs.next(), self.recvs.next());
         (self.phase, self.stop, self.blockers) =
             (Phase::Live, State::default(), Blockers::of(&self.config));
@@ -601,6 +605,7 @@ impl<R: SendRow> Journal<R> {
             return Err(e);
         }
         self.keys_changed |= backlog.keys_changed;
+        self.adopted_until = self.sends.next();
         for index in first_send..self.sends.next() {
             let entry = self.sends.at(index);
             self.consumers += u64::from(entry.opcode.consumes_receive());

@@ -38,6 +38,8 @@ impl Blockers {
     const SHARED: Blockers = Blockers(32);
     pub(crate) const OF_SENDS: Blockers =
         Blockers::PHASE.and(Blockers::STOPPING).and(Blockers::NO_SENDS).and(Blockers::ANNOUNCES);
+    /// What makes of a success something else than a completion of the application's.
+    pub(crate) const OF_COMPLETIONS: Blockers = Blockers::PHASE.and(Blockers::STOPPING);
     pub(crate) const OF_RECVS: Blockers =
         Blockers::PHASE.and(Blockers::STOPPING).and(Blockers::NO_RECVS).and(Blockers::SHARED);
 

@@ -137,6 +137,12 @@ impl<R: SendRow> Sends<R> {
         self.head += u64::from(self.head < self.tail);
     }
 
+    /// Takes out all before that one, which is outstanding or the next, without a WC.
+    #[inline]
+    pub(crate) fn remove_until(&mut self, index: u64) {
+        self.head = index;
+    }
+
     /// Takes the newest out, without a WC: everything from `next` on.
     pub(crate) fn truncate(&mut self, next: u64) {
         self.tail = self.tail.min(next).max(self.head);

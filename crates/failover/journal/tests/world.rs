@@ -11,7 +11,8 @@ mod provider;
 use provider::{Flushes, InQueue, Provider, Rng};
 use unbroken_journal::{Config, Journal, Mutation, Queue, Slot, Step};
 use unbroken_types::{
-    Completions, Messages, PeerDone, QpCaps, SendBatch, SendFlags, SendOpcode, SendWr, Wc, WcStatus,
+    Completions, Messages, PeerDone, QpCaps, QpState, SendBatch, SendFlags, SendOpcode, SendWr, Wc,
+    WcStatus,
 };
 
 const CAPS: QpCaps = QpCaps {
@@ -231,8 +232,26 @@ impl World {
     fn handle(&mut self, wc: &Wc) -> Outcome {
         self.late_successes += u32::from(self.stopping && wc.status == WcStatus::Success as u32);
         let mut out = Out::default();
+        let (mut quick, mut usual) = (self.journal.clone(), *wc);
+        let is_usual = quick.complete_usual(&mut usual);
         self.journal.handle_wc(1, wc, &mut out);
+        if is_usual {
+            self.check_usual(wc, &usual, &quick, &out)?;
+            self.journal = quick;
+        }
         self.deliver(out)
+    }
+
+    /// What is completed in place is what comes of it otherwise, and leaves the journal the same.
+    fn check_usual(&self, wc: &Wc, usual: &Wc, quick: &Journal, out: &Out) -> Outcome {
+        let is_send = matches!(Slot::parse(wc.wr_id), Some(Slot::Entry(Queue::Send, _)));
+        let progress = |journal: &Journal| format!("{:?}", journal.progress(QpState::Rts));
+        ensure!(
+            out.0 == [(is_send, *usual)] && progress(quick) == progress(&self.journal),
+            "{wc:?} gives {usual:?} in place, and otherwise {:?}",
+            out.0
+        );
+        Ok(())
     }
 
     fn poll_all(&mut self) -> Outcome {

@@ -60,8 +60,11 @@ const MAX_ACTIONS: usize = 1024;
 /// up to the application.
 const REPORT_WAIT_US: u64 = 1_000_000;
 /// A transport that gives up so often, each time on a path that is found alive before and after,
-/// has an end that does not fit.
+/// has an end that does not fit,
 pub(super) const PROOFS: u32 = 3;
+/// once it has done so for this time: a peer that has stopped its QP for a switch says so several
+/// times meanwhile.
+const PROOF_US: u64 = 200_000;
 /// How often that is looked at: first, and at most.
 const REPORT_LOOK_US: u64 = 500;
 /// See `REPORT_LOOK_US`.
@@ -88,13 +91,14 @@ pub struct Executor {
     /// whether it lives.
     gave_up: Option<WcStatus>,
     /// When the transport of the present life gave up, its path had been found alive all the time
-    /// in which it had tried.
+    /// in which it had tried, which was [`PROOF_US`] at least.
     was_alive: bool,
     /// How often the transport went on since something moved, and how far it was then.
     went_on: (u32, u64),
     /// How often the transport went on for the sake of proof: it had given up sooner than its path
-    /// could be known to live all the time.
+    /// could be known to live all the time; and when it did so first.
     proofs: u32,
+    proofs_since_us: u64,
     /// The transport has been told to insist.
     insists: bool,
     revivals: Revivals,
@@ -127,6 +131,7 @@ impl Executor {
             was_alive: false,
             went_on: (0, 0),
             proofs: 0,
+            proofs_since_us: 0,
             insists: false,
             revivals: Revivals::default(),
             held: None,
@@ -250,10 +255,15 @@ impl Executor {
         (p.advanced, p.completed, p.answered || heard, p.unannounced_sends) == (0, 0, false, 0)
     }
 
+    /// The transport has gone on for long enough, and often enough, that its path is not the reason.
+    fn has_proofs(&self, now_us: u64) -> bool {
+        self.proofs >= PROOFS && now_us.saturating_sub(self.proofs_since_us) >= PROOF_US
+    }
+
     /// Whether that is the QP's own fault, and not its path's.
     fn never_worked(&self, env: &mut impl Env) -> bool {
         // A path that has come back only after the last try has had no chance to carry anything.
-        let had_none = self.gave_up.is_some() && !self.was_alive && self.proofs < PROOFS;
+        let had_none = self.gave_up.is_some() && !self.was_alive && !self.has_proofs(env.now_us());
         !had_none && self.unanswered(env)
     }
 
@@ -297,7 +307,9 @@ impl Executor {
         };
         // Without a retry, all that was tried was before the path was asked.
         let once = env.app().retry_cnt == Some(0);
-        self.was_alive = !once && self.silence.path_was_always_alive()
+        let silent_us = |since_us: u64| env.now_us().saturating_sub(since_us);
+        let long = self.silence.since_us().is_some_and(|since_us| silent_us(since_us) >= PROOF_US);
+        self.was_alive = !once && long && self.silence.path_was_always_alive()
             || left_out!(self.lqp.mutation(), AliveOnce) && self.silence.path_was_alive();
         self.gave_up = Some(status);
         Some(path)

@@ -15,12 +15,11 @@
 
 use crate::alive::lives;
 use crate::commands::{Commands, EndsLater};
-use crate::lock;
 use crate::overruns::Overruns;
 use crate::waker::Waker;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, PoisonError, RwLock, Weak};
 use unbroken_types::Wc;
 use unbroken_verbs::{Cq, Device, Driver, Error, Result, BATCH};
 
@@ -33,6 +32,11 @@ const MAX_BATCHES: usize = 1024;
 pub(crate) trait Member: Send + Sync {
     /// Takes completions of that CQ, in order. True: it wants [`Member::settle`].
     fn take(&self, from: &ProviderCq, wcs: &[Wc]) -> bool;
+    /// Turns completions of that CQ into the program's, in place, from the first on, as far as each
+    /// is what almost every one is. How many; the rest is for [`Member::take`].
+    fn translate(&self, _wcs: &mut [Wc]) -> usize {
+        0
+    }
     /// This CQ was found empty: it may look at its other one. Called with the turn of this one
     /// held. False: it could not look.
     fn settle(&self, found_empty: &ProviderCq) -> bool;
@@ -46,6 +50,8 @@ struct PollState {
     unsettled: Vec<Arc<dyn Member>>,
     /// There are some, so that polls come here.
     nudged: bool,
+    /// Whose completion came last, with its QPN.
+    last: Option<(u32, Arc<dyn Member>)>,
 }
 
 /// A device's CQ.
@@ -55,7 +61,7 @@ pub(crate) struct ProviderCq {
     cq: EndsLater<Cq>,
     app: Weak<Cq>,
     /// Taken with the turn of the application's CQ.
-    state: Mutex<PollState>,
+    state: parking_lot::Mutex<PollState>,
     members: RwLock<HashMap<u32, Weak<dyn Member>>>,
     /// Entries that its QPs may need, and how many of them are for markers.
     needed: AtomicU32,
@@ -103,10 +109,11 @@ impl ProviderCq {
             device: device.clone(),
             cq: EndsLater::new(cq, commands),
             app: Arc::downgrade(app),
-            state: Mutex::new(PollState {
+            state: parking_lot::Mutex::new(PollState {
                 wcs: [Wc::default(); BATCH],
                 unsettled: Vec::new(),
                 nudged: false,
+                last: None,
             }),
             members: RwLock::default(),
             needed: AtomicU32::new(0),
@@ -144,7 +151,7 @@ impl ProviderCq {
         let needed = self.needed.fetch_add(all, Ordering::AcqRel) + all;
         self.markers.fetch_add(markers, Ordering::AcqRel);
         if needed > self.cq.capacity() {
-            let _nobody_polls = (app.turn(), lock(&self.state));
+            let _nobody_polls = (app.turn(), self.state.lock());
             // Twice as many, where that is to be had: programs add QPs one by one, and each change
             // copies what there is.
             let more = needed.max(self.cq.capacity().saturating_mul(2));
@@ -194,7 +201,10 @@ impl ProviderCq {
         }
         drop(members);
         let _turn = app.turn();
-        lock(&self.state).unsettled.retain(|there| !std::ptr::eq(Arc::as_ptr(there).cast(), own));
+        let mut state = self.state.lock();
+        state.unsettled.retain(|there| !std::ptr::eq(Arc::as_ptr(there).cast(), own));
+        let _last = state.last.take();
+        drop(state);
     }
 
     fn member(&self, qpn: u32) -> Option<Arc<dyn Member>> {
@@ -226,7 +236,7 @@ impl ProviderCq {
     /// Dispatches `first`, which came out of the device's CQ, and what is there besides. The caller
     /// has the turn of the application's CQ.
     fn bring_in_turn(&self, first: &[Wc]) -> bool {
-        let PollState { wcs, unsettled, nudged } = &mut *lock(&self.state);
+        let PollState { wcs, unsettled, nudged, .. } = &mut *self.state.lock();
         self.dispatch(first, unsettled);
         let mut empty = false;
         // Fewer than were asked for: those were all.
@@ -330,6 +340,30 @@ impl Driver for ProviderCq {
 
     fn deliver(&self, wcs: &[Wc]) {
         self.bring_in_turn(wcs);
+    }
+
+    fn translate(&self, wcs: &mut [Wc]) -> usize {
+        let mut state = self.state.lock();
+        let mut done = 0;
+        while let Some(wc) = wcs.get(done) {
+            let qpn = wc.qp_num;
+            if state.last.as_ref().is_none_or(|(last, _)| *last != qpn) {
+                let Some(member) = self.member(qpn) else { break };
+                state.last = Some((qpn, member));
+            }
+            let Some((_, member)) = &state.last else { break };
+            let run = wcs[done..].iter().take_while(|wc| wc.qp_num == qpn).count();
+            let translated = member.translate(&mut wcs[done..done + run]);
+            done += translated;
+            if translated < run {
+                break;
+            }
+        }
+        if done > 0 {
+            self.brought
+                .store(self.brought.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        }
+        done
     }
 
     fn own_queue(&self) -> Option<Arc<Cq>> {

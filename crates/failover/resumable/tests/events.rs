@@ -273,7 +273,7 @@ fn qps_that_come_and_go_do_not_disturb_those_that_stay() {
     };
     std::thread::scope(|scope| {
         scope.spawn(|| until_stopped(&|| deliver(&net, &hosts, &ends)));
-        scope.spawn(|| until_stopped(&|| _ = cq.finds_nothing()));
+        scope.spawn(|| until_stopped(&|| cq.drive()));
         scope.spawn(|| {
             let init = QpInit { wc_qpn: None, standby: false, ..ends[0].init.clone() };
             until_stopped(&|| {

@@ -444,7 +444,7 @@ impl Plain {
             self.take_recvs(&mut look, out);
         }
         while let Some(wc) = self.cqs.send_of(&mut look) {
-            self.journal.handle_wc(self.now_us, &wc, out);
+            self.take_wc(&wc, out);
         }
         self.take_recvs(&mut look, out);
         if self.provider.take_last_wqe() {
@@ -459,9 +459,21 @@ impl Plain {
         }
     }
 
+    /// As polls do: in place, where it is a usual one.
+    fn take_wc(&mut self, wc: &Wc, out: &mut Wcs) {
+        let mut usual = *wc;
+        match Slot::parse(wc.wr_id) {
+            _ if !self.journal.complete_usual(&mut usual) => {
+                self.journal.handle_wc(self.now_us, wc, out);
+            }
+            Some(Slot::Entry(Queue::Recv, _)) => out.recv(usual, false),
+            _ => out.send(usual),
+        }
+    }
+
     fn take_recv(&mut self, wc: &Wc, out: &mut Wcs) {
         let Some(shared) = &self.shared else {
-            return self.journal.handle_wc(self.now_us, wc, out);
+            return self.take_wc(wc, out);
         };
         let shown = Wc { qp_num: self.journal.wc_qpn(), ..*wc };
         if self.journal.is_over() {

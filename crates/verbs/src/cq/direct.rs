@@ -3,15 +3,18 @@
 //! Most polls of a busy program find nothing. Behind the queue of a program there is one driver as
 //! a rule, and behind that one queue of a provider. A poll goes straight there: it takes the
 //! *turn* of the program's queue, asks the provider, and is done where nothing is there. What is
-//! there goes to the driver ([`Driver::deliver`]).
+//! there is made the program's in place ([`Driver::translate`]), or, where it is anything unusual,
+//! goes to the driver, which puts what comes of it into the ring ([`Driver::deliver`]). So does all
+//! of it while the ring has something or the program has asked for an event.
 //!
 //! Invariant: completions come to the program's queue in the order in which they came out of the
 //! provider's. So whoever takes some out of a source has the turn until they are delivered.
 
 use super::{Attached, Cq, Driver};
 use crate::Result;
+use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::Arc;
 use unbroken_types::Wc;
 
 /// Completions that are taken out of a source at a time.
@@ -39,11 +42,50 @@ struct Sole {
     wcs: [Wc; BATCH],
 }
 
+/// What a poll of the source has found.
+pub(super) enum Found {
+    /// Nothing, or another thread is at it, which leaves nothing to do.
+    Nothing,
+    /// So many completions of the program's.
+    Some(usize),
+    /// It is for the ring: what came has been delivered there, or there is no source to ask.
+    Elsewhere,
+}
+
 impl Sole {
+    #[inline(always)]
+    fn poll(&mut self, out: &mut [Wc]) -> Found {
+        if !self.queue.looks_empty() {
+            // Something in its ring, or a nudge: for the driver.
+            self.driver.deliver(&[]);
+            return Found::Elsewhere;
+        }
+        match self.source.poll(out) {
+            0 => Found::Nothing,
+            n => self.found(n, out),
+        }
+    }
+
+    #[inline(never)]
+    fn found(&mut self, n: i32, out: &mut [Wc]) -> Found {
+        let Ok(n) = usize::try_from(n) else {
+            self.queue.lose();
+            self.driver.deliver(&[]);
+            return Found::Elsewhere;
+        };
+        let translated = self.driver.translate(&mut out[..n]);
+        if translated < n {
+            self.driver.deliver(&out[translated..n]);
+        }
+        match translated {
+            0 => Found::Elsewhere,
+            n => Found::Some(n),
+        }
+    }
+
     #[inline(always)]
     fn finds_nothing(&mut self) -> bool {
         if !self.queue.looks_empty() {
-            // Something in its ring, or a nudge: for the driver.
             self.driver.deliver(&[]);
             return false;
         }
@@ -78,19 +120,25 @@ pub(super) struct Direct {
 }
 
 impl Direct {
-    /// Asks the source of the only driver. True: it has nothing, or another thread is at it, which
-    /// leaves nothing to do. What there is has been delivered.
+    /// Polls the source of the only driver for the program. Its ring is empty, and nobody waits for
+    /// an event of it.
     #[inline(always)]
-    pub(super) fn finds_nothing(&self) -> bool {
+    pub(super) fn poll(&self, out: &mut [Wc]) -> Found {
         if !self.there.load(Ordering::Relaxed) {
-            return false;
+            return Found::Elsewhere;
         }
         match self.sole.try_lock() {
-            Ok(mut turn) => turn.as_mut().is_some_and(|sole| sole.finds_nothing()),
-            Err(TryLockError::WouldBlock) => true,
-            Err(TryLockError::Poisoned(turn)) => {
-                turn.into_inner().as_mut().is_some_and(|sole| sole.finds_nothing())
-            }
+            Some(mut turn) => turn.as_mut().map_or(Found::Elsewhere, |sole| sole.poll(out)),
+            None => Found::Nothing,
+        }
+    }
+
+    /// Asks the source of the only driver. True: it has nothing, or another thread is at it, which
+    /// leaves nothing to do. What there is has been delivered.
+    fn finds_nothing(&self) -> bool {
+        match self.sole.try_lock() {
+            Some(mut turn) => turn.as_mut().is_some_and(|sole| sole.finds_nothing()),
+            None => true,
         }
     }
 
@@ -111,7 +159,7 @@ impl Direct {
             }),
             _ => None,
         };
-        let mut turn = self.sole.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut turn = self.sole.lock();
         self.there.store(sole.is_some(), Ordering::Relaxed);
         let before = std::mem::replace(&mut *turn, sole);
         // What that held may end with it.
@@ -120,14 +168,10 @@ impl Direct {
     }
 
     pub(super) fn turn(&self) -> Turn<'_> {
-        Turn(self.sole.lock().unwrap_or_else(PoisonError::into_inner))
+        Turn(self.sole.lock())
     }
 
     pub(super) fn try_turn(&self) -> Option<Turn<'_>> {
-        match self.sole.try_lock() {
-            Ok(turn) => Some(Turn(turn)),
-            Err(TryLockError::Poisoned(turn)) => Some(Turn(turn.into_inner())),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        self.sole.try_lock().map(Turn)
     }
 }

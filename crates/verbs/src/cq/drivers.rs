@@ -27,6 +27,13 @@ pub trait Driver: Send + Sync {
     /// there besides. The caller has the turn of the queue that they are for.
     fn deliver(&self, _wcs: &[Wc]) {}
 
+    /// Turns completions that came out of the [`Source`] of its own queue into the program's, in
+    /// place, from the first on, as far as each is what almost every one is. How many; the rest is
+    /// for [`deliver`](Self::deliver). The caller has the turn of the queue that they are for.
+    fn translate(&self, _wcs: &mut [Wc]) -> usize {
+        0
+    }
+
     /// The application has asked for an event: it will probably wait for it instead of polling.
     /// Must not block.
     fn about_to_wait(&self) {}

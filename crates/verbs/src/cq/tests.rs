@@ -416,6 +416,8 @@ struct Brings {
     own: Arc<Cq>,
     app: Weak<Cq>,
     delivered: AtomicU32,
+    /// How many of a batch it makes the program's in place.
+    usual: AtomicU32,
 }
 
 impl Driver for Brings {
@@ -423,6 +425,12 @@ impl Driver for Brings {
 
     fn own_queue(&self) -> Option<Arc<Cq>> {
         Some(self.own.clone())
+    }
+
+    fn translate(&self, wcs: &mut [Wc]) -> usize {
+        let count = wcs.len().min(self.usual.load(Ordering::Relaxed) as usize);
+        wcs[..count].iter_mut().for_each(|wc| wc.wr_id += 100);
+        count
     }
 
     fn deliver(&self, wcs: &[Wc]) {
@@ -439,7 +447,8 @@ fn with_provider() -> (Arc<Cq>, Arc<Cq>, Arc<Provider>, Arc<Brings>) {
     let own = Cq::of_source(Owner::PROCESS, 4, None, hook, source.clone()).unwrap();
     let app = Cq::new(64, None);
     let (app_of_it, delivered) = (Arc::downgrade(&app), AtomicU32::new(0));
-    let driver = Arc::new(Brings { own: own.clone(), app: app_of_it, delivered });
+    let usual = AtomicU32::new(0);
+    let driver = Arc::new(Brings { own: own.clone(), app: app_of_it, delivered, usual });
     app.attach(&(driver.clone() as Arc<dyn Driver>));
     (app, own, source, driver)
 }
@@ -452,18 +461,18 @@ fn polls_go_to_the_source_of_the_only_driver() {
         let count = |n: &AtomicU32| n.swap(0, Ordering::Relaxed);
         (count(&source.polls), count(&driver.delivered))
     };
-    assert!(app.finds_nothing());
+    assert_eq!(app.poll_direct(&mut wcs), Some(0));
     assert_eq!((app.poll(&mut wcs).unwrap(), counts()), (0, (2, 0)), "nothing is there");
 
     source.answers.lock().unwrap().extend([0, 5]);
     assert_eq!((app.poll(&mut wcs).unwrap(), counts()), (3, (1, 1)));
     assert_eq!(wcs.map(|wc| wc.wr_id), [0, 1, 2]);
-    assert!(!app.finds_nothing(), "two wait");
+    assert_eq!(app.poll_direct(&mut wcs), None, "two wait");
     assert_eq!((app.poll(&mut wcs).unwrap(), counts()), (2, (0, 0)));
     assert_eq!((wcs[0].wr_id, wcs[1].wr_id), (3, 4));
 
     own.nudge(true);
-    assert!(!app.finds_nothing());
+    assert_eq!(app.poll_direct(&mut wcs), None);
     assert_eq!(counts(), (0, 1), "a nudge is for the driver");
     own.nudge(false);
 
@@ -472,11 +481,31 @@ fn polls_go_to_the_source_of_the_only_driver() {
 }
 
 #[test]
+fn usual_completions_of_a_source_pass_the_ring_by() {
+    let (app, _, source, driver) = with_provider();
+    let mut wcs = [Wc::default(); 8];
+    let ids = |wcs: &[Wc], n: usize| wcs[..n].iter().map(|wc| wc.wr_id).collect::<Vec<_>>();
+    driver.usual.store(2, Ordering::Relaxed);
+    source.answers.lock().unwrap().extend([2, 3]);
+    assert_eq!(app.poll_direct(&mut wcs), Some(2));
+    assert_eq!(ids(&wcs, 2), [100, 101]);
+    assert_eq!(app.poll_direct(&mut wcs), None, "what was not usual is in the ring, and is next");
+    assert_eq!((app.poll(&mut wcs).unwrap(), ids(&wcs, 1)), (1, vec![2]));
+    assert_eq!(app.poll_direct(&mut wcs), Some(2));
+    assert_eq!(ids(&wcs, 2), [103, 104]);
+    // An event is counted by the ring.
+    app.req_notify(false);
+    source.answers.lock().unwrap().push(1);
+    assert_eq!(app.poll_direct(&mut wcs), None);
+    assert_eq!((app.poll(&mut wcs).unwrap(), ids(&wcs, 1)), (1, vec![5]));
+}
+
+#[test]
 fn what_is_taken_out_by_another_thread_is_waited_for_by_nobody_who_polls() {
     let (app, _, source, _) = with_provider();
     source.answers.lock().unwrap().push(1);
     let turn = app.turn();
-    assert!(app.finds_nothing());
+    assert_eq!(app.poll_direct(&mut [Wc::default(); 1]), Some(0));
     assert_eq!(app.poll(&mut [Wc::default(); 1]).unwrap(), 0);
     assert_eq!(source.polls.load(Ordering::Relaxed), 0, "that thread delivers in order");
     drop(turn);
@@ -489,7 +518,7 @@ fn a_source_is_polled_directly_while_its_driver_is_the_only_one() {
     let driver: Arc<dyn Driver> = driver;
     let other: Arc<dyn Driver> = Arc::new(Asked::default());
     let direct = || {
-        let _ = app.finds_nothing();
+        let _ = app.poll_direct(&mut [Wc::default(); 1]);
         source.polls.swap(0, Ordering::Relaxed) == 1
     };
     assert!(direct());

@@ -1,7 +1,7 @@
 //! The fence of a planned switch: what was posted before it is to complete on the old path, and
 //! nothing else leaves meanwhile.
 
-use super::{Env, Executor, StepError, PROOFS};
+use super::{Env, Executor, StepError};
 use crate::mutants::left_out;
 use crate::qp::State;
 use crate::slots::SlotPath;
@@ -38,7 +38,7 @@ impl Executor {
     /// much, that says nothing of the QP: it goes on in the same life, in which the peer knows what
     /// comes again, so that atomics survive. A QP that is wedged by itself does not move by that. It
     /// goes on, too, where it has never worked and gave up before its path could be known to live:
-    /// see [`PROOFS`].
+    /// see [`Self::has_proofs`].
     pub(super) fn goes_on(&mut self, env: &mut impl Env, path: SlotPath) -> bool {
         if self.gave_up != Some(WcStatus::RetryExcErr)
             || left_out!(self.lqp.mutation(), NeverGoesOn)
@@ -46,9 +46,13 @@ impl Executor {
             return false;
         }
         if !env.loses(path) {
-            let proves = !self.was_alive && self.proofs < PROOFS && self.unanswered(env);
+            let now_us = env.now_us();
+            let proves = !self.was_alive && !self.has_proofs(now_us) && self.unanswered(env);
             if !proves || !env.go_on(false) {
                 return false;
+            }
+            if self.proofs == 0 {
+                self.proofs_since_us = now_us;
             }
             (self.proofs, self.gave_up) = (self.proofs + 1, None);
             return true;

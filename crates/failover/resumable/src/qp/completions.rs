@@ -84,6 +84,15 @@ impl Member for JournaledQp {
         self.handle(wcs, false)
     }
 
+    fn translate(&self, wcs: &mut [Wc]) -> usize {
+        if self.srq.is_some() || self.notes.any() {
+            return 0;
+        }
+        let mut st = self.state.lock();
+        let count = wcs.len();
+        wcs.iter_mut().position(|wc| !st.journal.complete_usual(wc)).unwrap_or(count)
+    }
+
     fn settle(&self, found_empty: &ProviderCq) -> bool {
         let other = if self.sends.is_at(found_empty) { &self.recvs } else { &self.sends };
         if !other.is_at(found_empty) && !other.cq().try_bring() {

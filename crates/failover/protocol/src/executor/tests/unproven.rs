@@ -4,7 +4,7 @@ use super::*;
 
 const PATH: SlotPath = SlotPath { local: 0, remote: 0 };
 /// How often such a QP is looked at, and how many times.
-const LOOK_US: u64 = 10_000;
+const LOOK_US: u64 = 30_000;
 const LOOKS: u64 = 10;
 
 fn unproven(mutation: Mutation) -> Executor {
@@ -22,6 +22,7 @@ fn stands_still(e: &mut Executor, s: &mut Fake, found_before: &[u64], verdict: V
         }
         e.look(n * LOOK_US, &s.progress());
     }
+    s.now_us = LOOKS * LOOK_US;
     assert!(e.lqp().epoch() == 0 && s.log.is_empty() && s.ended.is_none());
     assert_eq!(e.gave_up(s, WcStatus::RetryExcErr), Some(PATH));
     e.verdict(s, PATH, verdict);
@@ -105,11 +106,14 @@ fn a_transport_that_goes_on_in_vain_proves_it() {
             }
             e.look(n * LOOK_US, &s.progress());
         }
-        for _ in 0..PROOFS {
+        // However fast it gives up: a peer that is about to switch needs its time to say so.
+        for n in 0..10 * u64::from(PROOFS) {
+            s.now_us = LOOKS * LOOK_US + n * PROOF_US / (10 * u64::from(PROOFS));
             assert_eq!(e.gave_up(&mut s, WcStatus::RetryExcErr), Some(PATH));
             e.verdict(&mut s, PATH, Verdict::Alive);
             assert_eq!((s.ended, s.log.pop()), (None, Some("go on")));
         }
+        s.now_us = LOOKS * LOOK_US + PROOF_US;
         e.gave_up(&mut s, WcStatus::RetryExcErr);
         e.verdict(&mut s, PATH, Verdict::Alive);
         assert_eq!((s.ended, e.lqp().epoch()), (Some(Ended::GivenUp), 0));
@@ -134,6 +138,7 @@ fn a_path_that_others_use_is_known_to_live_without_a_question() {
         e.look(n * LOOK_US, &s.progress());
         e.path_lives(PATH);
     }
+    s.now_us = LOOKS * LOOK_US;
     assert_eq!(e.gave_up(&mut s, WcStatus::RetryExcErr), Some(PATH));
     e.verdict(&mut s, PATH, Verdict::Alive);
     assert_eq!((s.ended, e.lqp().epoch()), (Some(Ended::GivenUp), 0));
