@@ -68,6 +68,20 @@ static void sends(int calls)
     }
 }
 
+/* One call for each completion, where it is there as soon as its send is posted. */
+static void polls(int calls)
+{
+    struct ibv_wc wc;
+    int i, n;
+
+    for (i = 0; i < calls; i++) {
+        check(post_write(&pair, pair.from, i, 8), "ibv_post_send");
+        COUNTED(n = ibv_poll_cq(cq, 1, &wc));
+        if (n != 1 || wc.status || wc.wr_id != (uint64_t)i)
+            fail("the poll of send %d gives %d, wr_id %llu", i, n, (unsigned long long)wc.wr_id);
+    }
+}
+
 /* Lists of LIST writes. */
 static void lists(int calls)
 {
@@ -138,6 +152,8 @@ int main(void)
         lists(BATCH / LIST), counted("post_list", BATCH / LIST);
     for (i = 0; i < BATCHES; i++)
         empty_polls(BATCH), counted("empty_poll", BATCH);
+    for (i = 0; i < BATCHES && getenv("TEST_PROVIDER_NULL"); i++)
+        polls(BATCH), counted("poll", BATCH);
     for (i = 0; i < PAIR_DEPTH / RECV_BATCH; i++)
         recvs(RECV_BATCH), counted("post_recv", RECV_BATCH);
     puts("done");

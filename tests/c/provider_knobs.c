@@ -8,8 +8,10 @@
  * TEST_PROVIDER_GUID_FILE: while that file is there, devices have other GUIDs.
  * TEST_PROVIDER_FIXED_CQS: the size of a CQ cannot be changed. TEST_PROVIDER_VECTORS: a file that
  * gets a line with the completion vector of each CQ.
+ * TEST_PROVIDER_NULL: RC QPs do nothing, see provider_null.c.
  * TEST_PROVIDER_LOG: a file that gets a line for each QP, CQ, region, address handle and connection
  * that a device is asked for: what it is, the device, and numbers. */
+#include "provider_null.h"
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdarg.h>
@@ -171,6 +173,8 @@ struct ibv_context *ibv_open_device(struct ibv_device *device)
         real_query_port = verbs->query_port;
         verbs->query_port = query_port;
     }
+    if (context)
+        null_context(context);
     return context;
 }
 
@@ -259,7 +263,9 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
         errno = fits ? EINVAL : ENOMEM;
         return NULL;
     }
-    return REAL(ibv_create_qp, pd, init);
+    struct ibv_qp *qp = REAL(ibv_create_qp, pd, init);
+    null_qp(qp, init);
+    return qp;
 }
 
 int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)

@@ -29,7 +29,7 @@ mod ring;
 
 use crate::{CompChannel, Error, Owner, Result};
 use direct::{Direct, Found};
-pub use direct::{Source, Turn, BATCH};
+pub use direct::{RawCq, Source, Turn, BATCH};
 use drivers::Attached;
 pub use drivers::{Driver, IdleHook};
 use ring::{Armed, Ring};

@@ -35,7 +35,7 @@ pub use alarm::Alarm;
 pub use aliases::UdAliases;
 pub use attr::{DeviceAttr, GidEntry, PortAttr, PortState};
 pub use channel::{CompChannel, HeldEvents};
-pub use cq::{Cq, Driver, IdleHook, OverrunHook, Source, Turn, BATCH};
+pub use cq::{Cq, Driver, IdleHook, OverrunHook, RawCq, Source, Turn, BATCH};
 pub use device::{
     Capabilities, Device, DeviceCounters, DeviceEvent, DeviceQp, EventSink, IndirectEntry,
     Leftovers, MemoryDomain, MrChange, MrKeys, PortEvent, QpEvent, QpInit, QpModify, QpSnapshot,

@@ -13,8 +13,8 @@ use std::sync::{Once, OnceLock};
 use unbroken_nics::HostNics;
 use unbroken_shift::api::{AsyncElement, DeviceInfo};
 use unbroken_verbs::abi::{
-    ibv_async_element, ibv_async_event, ibv_context, ibv_device, verbs_context, PostRecv, PostSend,
-    IBV_EVENT_CQ_ERR, IBV_EVENT_SRQ_ERR, IBV_EVENT_SRQ_LIMIT_REACHED, IBV_NODE_CA,
+    ibv_async_element, ibv_async_event, ibv_context, ibv_device, verbs_context, PollCq, PostRecv,
+    PostSend, IBV_EVENT_CQ_ERR, IBV_EVENT_SRQ_ERR, IBV_EVENT_SRQ_LIMIT_REACHED, IBV_NODE_CA,
     IBV_TRANSPORT_IB,
 };
 use unbroken_verbs::{Error, Result};
@@ -178,14 +178,16 @@ unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_contex
         c.close_xrcd = Some(unsupported::close_xrcd);
         c.sz = size_of::<verbs_context>();
         c.context.device = device;
-        c.context.ops.poll_cq = Some(cq_poll::poll_cq);
         c.context.ops.req_notify_cq = Some(cq_poll::req_notify_cq);
-        let (post_send, post_recv): (PostSend, PostRecv) = match unbroken_nics::machine()? {
-            Some(_) => (post::post_send_by_lane, post::post_recv_by_lane),
-            None => (post::post_send, post::post_recv),
+        let short: (PollCq, PostSend, PostRecv) = match unbroken_nics::machine()? {
+            Some(_) => {
+                (cq_poll::poll_cq_directly, post::post_send_by_lane, post::post_recv_by_lane)
+            }
+            None => (cq_poll::poll_cq, post::post_send, post::post_recv),
         };
-        c.context.ops.post_send = Some(post_send);
-        c.context.ops.post_recv = Some(post_recv);
+        c.context.ops.poll_cq = Some(short.0);
+        c.context.ops.post_send = Some(short.1);
+        c.context.ops.post_recv = Some(short.2);
         c.context.ops.post_srq_recv = Some(srq::post_srq_recv);
         c.context.ops.alloc_mw = Some(window::alloc_mw);
         c.context.ops.bind_mw = Some(window::bind_mw);

@@ -33,7 +33,7 @@ pub(crate) trait Member: Send + Sync {
     /// Takes completions of that CQ, in order. True: it wants [`Member::settle`].
     fn take(&self, from: &ProviderCq, wcs: &[Wc]) -> bool;
     /// Turns completions of that CQ into the program's, in place, from the first on, as far as each
-    /// is what almost every one is. How many; the rest is for [`Member::take`].
+    /// is its own and what almost every one is. The first is its own. How many.
     fn translate(&self, _wcs: &mut [Wc]) -> usize {
         0
     }
@@ -343,26 +343,25 @@ impl Driver for ProviderCq {
     }
 
     fn translate(&self, wcs: &mut [Wc]) -> usize {
-        let mut state = self.state.lock();
+        let last = &mut self.state.lock().last;
         let mut done = 0;
-        while let Some(wc) = wcs.get(done) {
-            let qpn = wc.qp_num;
-            if state.last.as_ref().is_none_or(|(last, _)| *last != qpn) {
-                let Some(member) = self.member(qpn) else { break };
-                state.last = Some((qpn, member));
-            }
-            let Some((_, member)) = &state.last else { break };
-            let run = wcs[done..].iter().take_while(|wc| wc.qp_num == qpn).count();
-            let translated = member.translate(&mut wcs[done..done + run]);
-            done += translated;
-            if translated < run {
-                break;
+        while let Some(first) = wcs.get(done) {
+            let qpn = first.qp_num;
+            let member = match last {
+                Some((of, member)) if *of == qpn => &*member,
+                _ => match self.member(qpn) {
+                    Some(member) => &last.insert((qpn, member)).1,
+                    None => break,
+                },
+            };
+            match member.translate(&mut wcs[done..]) {
+                0 => break,
+                n => done += n,
             }
         }
-        if done > 0 {
-            self.brought
-                .store(self.brought.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-        }
+        // Whoever is here has the turn.
+        let brought = self.brought.load(Ordering::Relaxed).wrapping_add((done > 0).into());
+        self.brought.store(brought, Ordering::Relaxed);
         done
     }
 

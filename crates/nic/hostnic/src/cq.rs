@@ -13,7 +13,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use unbroken_types::Wc;
 use unbroken_verbs::abi::{ibv_comp_channel, ibv_cq, PollCq, ReqNotifyCq};
-use unbroken_verbs::{Cq, Error, Result, Source};
+use unbroken_verbs::{Cq, Error, RawCq, Result, Source};
 
 /// Entries at least where the provider cannot change the size of a queue: enough for most programs.
 const FIXED_ENTRIES: u32 = 1024;
@@ -106,6 +106,10 @@ impl Source for HostCq {
         // SAFETY: a queue of ours, and an array of that many completions. The function is the
         // provider's own and calls nothing of ours.
         unsafe { (self.poll)(self.raw.0, out.len() as c_int, out.as_mut_ptr()) }
+    }
+
+    fn raw(&self) -> Option<RawCq> {
+        Some(RawCq { cq: self.raw.0, poll: self.poll })
     }
 
     fn arm(&self, solicited_only: bool) {

@@ -11,8 +11,10 @@
 //! provider's. So whoever takes some out of a source has the turn until they are delivered.
 
 use super::{Attached, Cq, Driver};
+use crate::abi::{ibv_cq, PollCq};
 use crate::Result;
 use parking_lot::{Mutex, MutexGuard};
+use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use unbroken_types::Wc;
@@ -32,13 +34,31 @@ pub trait Source: Send + Sync {
 
     /// At least that many entries fit from now on. Nobody polls meanwhile.
     fn resize(&self, entries: u32) -> Result<()>;
+
+    /// What [`Self::poll`] asks, where that is all it does.
+    fn raw(&self) -> Option<RawCq> {
+        None
+    }
 }
+
+/// A queue of a provider, and its function. Whoever calls it keeps the queue.
+#[derive(Clone, Copy)]
+pub struct RawCq {
+    /// The provider's.
+    pub cq: *mut ibv_cq,
+    /// Polls it.
+    pub poll: PollCq,
+}
+
+// SAFETY: a provider's queue is good in every thread, and its function has a lock of its own.
+unsafe impl Send for RawCq {}
 
 /// The only driver of a queue, whose own queue has a source.
 struct Sole {
     driver: Arc<dyn Driver>,
     queue: Arc<Cq>,
     source: Arc<dyn Source>,
+    raw: Option<RawCq>,
     wcs: [Wc; BATCH],
 }
 
@@ -60,7 +80,12 @@ impl Sole {
             self.driver.deliver(&[]);
             return Found::Elsewhere;
         }
-        match self.source.poll(out) {
+        let n = match &self.raw {
+            // SAFETY: the source keeps the queue, and here are so many completions.
+            Some(raw) => unsafe { (raw.poll)(raw.cq, out.len() as c_int, out.as_mut_ptr()) },
+            None => self.source.poll(out),
+        };
+        match n {
             0 => Found::Nothing,
             n => self.found(n, out),
         }
@@ -128,7 +153,10 @@ impl Direct {
             return Found::Elsewhere;
         }
         match self.sole.try_lock() {
-            Some(mut turn) => turn.as_mut().map_or(Found::Elsewhere, |sole| sole.poll(out)),
+            Some(mut turn) => match &mut *turn {
+                Some(sole) => sole.poll(out),
+                None => Found::Elsewhere,
+            },
             None => Found::Nothing,
         }
     }
@@ -155,7 +183,8 @@ impl Direct {
         let sole = match drivers {
             [Attached { driver, direct: Some(queue), .. }] => queue.source.as_ref().map(|source| {
                 let (driver, queue, source) = (driver.clone(), queue.clone(), source.clone());
-                Box::new(Sole { driver, queue, source, wcs: [Wc::default(); BATCH] })
+                let (raw, wcs) = (source.raw(), [Wc::default(); BATCH]);
+                Box::new(Sole { driver, queue, source, raw, wcs })
             }),
             _ => None,
         };

@@ -88,9 +88,15 @@ impl Member for JournaledQp {
         if self.srq.is_some() || self.notes.any() {
             return 0;
         }
-        let mut st = self.state.lock();
-        let count = wcs.len();
-        wcs.iter_mut().position(|wc| !st.journal.complete_usual(wc)).unwrap_or(count)
+        let journal = &mut self.state.lock().journal;
+        let mut done = 0;
+        for wc in wcs {
+            if wc.qp_num != self.qpn || !journal.complete_usual(wc) {
+                break;
+            }
+            done += 1;
+        }
+        done
     }
 
     fn settle(&self, found_empty: &ProviderCq) -> bool {
