@@ -421,13 +421,6 @@ pub trait DeviceQp: Send + Sync {
         }
         Ok(())
     }
-    /// Posts sends as [`Self::post_list`], under numbers from `first` on in place of their own.
-    fn post_list_as(&self, first: u64, list: &[SendWr<'_>]) -> ListResult {
-        for (before, wr) in list.iter().enumerate() {
-            self.post_send_as(first + before as u64, wr).map_err(|e| (before, e))?;
-        }
-        Ok(())
-    }
     /// Posts a receive.
     fn post_recv(&self, wr: &RecvWr<'_>) -> Result<()>;
     /// UD, of failover's own messages: datagrams are about to go there. What is to be found out

@@ -21,7 +21,7 @@
 
 use crate::journal::Journal;
 use crate::mutants::left_out;
-use crate::phase::{Blockers, Phase};
+use crate::phase::Phase;
 use crate::row::SendRow;
 use crate::slot::{distance, Queue, Slot};
 use unbroken_types::{Completions, Wc, WcOpcode, WcStatus};
@@ -47,67 +47,6 @@ impl<R: SendRow> Journal<R> {
             Some(Slot::Marker(queue)) => self.handle_marker(queue, out),
             None => {}
         }
-    }
-
-    /// Turns a WC of the provider into the application's, in place, where it is what almost every
-    /// one is: a success of the next that completes, which the application is to be told of, and
-    /// nothing else is to be. False: it is for [`Self::handle_wc`], and nothing has changed.
-    #[inline]
-    pub fn complete_usual(&mut self, wc: &mut Wc) -> bool {
-        let usual = !self.blockers.any(Blockers::OF_COMPLETIONS)
-            && self.first_moved_us.is_some()
-            && self.broken_at.is_none()
-            && wc.status == WcStatus::Success as u32;
-        match Slot::parse(wc.wr_id) {
-            Some(Slot::Entry(Queue::Send, low)) if usual => self.complete_usual_send(low, wc),
-            Some(Slot::Entry(Queue::Recv, low)) if usual => self.complete_usual_recv(low, wc),
-            _ => false,
-        }
-    }
-
-    #[inline(always)]
-    fn complete_usual_send(&mut self, low: u64, wc: &mut Wc) -> bool {
-        let first = self.sends.first();
-        let Some(ahead) = distance(first, low) else { return false };
-        let index = first + ahead;
-        // One that the peer had executed before may complete with it.
-        if index >= self.given_sends || index + 1 < self.adopted_until {
-            return false;
-        }
-        let entry = self.sends.at(index);
-        // Those before it have a WC only if they asked for it.
-        if !entry.signaled || (ahead > 0 && !self.count_silent(first, index)) {
-            return false;
-        }
-        self.completed.count(entry.opcode);
-        self.sends.remove_until(index + 1);
-        self.advanced += 1;
-        (wc.wr_id, wc.qp_num) = (entry.wr_id, self.config.wc_qpn);
-        true
-    }
-
-    /// Counts sends that are done and tell nothing. False: one of them is to be told of.
-    fn count_silent(&mut self, first: u64, end: u64) -> bool {
-        if (first..end).any(|index| self.sends.at(index).signaled) {
-            return false;
-        }
-        for index in first..end {
-            self.completed.count(self.sends.at(index).opcode);
-        }
-        true
-    }
-
-    #[inline(always)]
-    fn complete_usual_recv(&mut self, low: u64, wc: &mut Wc) -> bool {
-        let index = self.recvs.first();
-        if distance(index, low) != Some(0) || index >= self.given_recvs || self.spoilt_recvs > index
-        {
-            return false;
-        }
-        self.consumed += 1;
-        (wc.wr_id, wc.qp_num) = (self.recvs.wr(index).wr_id, self.config.wc_qpn);
-        self.recvs.remove_oldest();
-        true
     }
 
     #[inline]

@@ -86,11 +86,11 @@ pub struct Journal<R: SendRow = PlainRow> {
     pub(crate) blockers: Blockers,
     pub(crate) stop: State,
     /// One past the last send that makes a WC of the provider's.
-    announced: u64,
+    pub(crate) announced: u64,
     /// No send from here on had been executed by the peer when it was posted.
     pub(crate) adopted_until: u64,
     /// Of those recorded in this life, the ones that consume a receive.
-    consumers: u64,
+    pub(crate) consumers: u64,
     /// Completed, and executed for the peer, in this life.
     pub(crate) completed: Messages,
     pub(crate) consumed: u64,
@@ -251,63 +251,6 @@ impl<R: SendRow> Journal<R> {
         Ok(self.posted_sends(index, gives, out))
     }
 
-    /// Records a send, if it is as almost all are and everything is as it almost always is: gives
-    /// its number, under which the provider is to have it at once. `None`: it is for
-    /// [`Self::post_send`], and nothing has changed.
-    #[inline(always)]
-    pub fn post_usual_send(&mut self, wr: &SendWr<'_>) -> Option<u64> {
-        let index = self.sends.next();
-        if self.usual_room() == 0 || !self.sends.push_usual(wr) {
-            return None;
-        }
-        self.consumers += u64::from(wr.opcode.consumes_receive());
-        if self.config.sq_sig_all || wr.flags.contains(SendFlags::SIGNALED) {
-            self.announced = index + 1;
-        }
-        self.given_sends = index + 1;
-        Some(Slot::Entry(Queue::Send, index).wr_id())
-    }
-
-    /// How many sends the provider is to have at once if they are posted now, with everything as it
-    /// almost always is. The caller writes that many or fewer into [`Self::row_ahead`], marked as
-    /// [`crate::Marks::USUAL`], says so by [`Self::wrote_rows`], and gives them to the provider.
-    #[inline(always)]
-    pub fn usual_room(&self) -> u32 {
-        let gives = self.given_sends == self.sends.next();
-        match gives && !self.blockers.any(Blockers::OF_SENDS) {
-            true => self.sends.room(),
-            false => 0,
-        }
-    }
-
-    /// The row of the send that is posted when so many others have been, and its number.
-    #[inline(always)]
-    pub fn row_ahead(&mut self, ahead: u32) -> (&mut R, u64) {
-        let index = self.sends.next() + u64::from(ahead);
-        (self.sends.row_ahead(index), Slot::Entry(Queue::Send, index).wr_id())
-    }
-
-    /// Where the inline data of the send of [`Self::row_ahead`] goes; the row's marks say that it
-    /// lies beside. `None`: that is for [`Self::post_send`].
-    pub fn inline_ahead(&mut self, ahead: u32, bytes: u32) -> Option<&mut [u8]> {
-        self.sends.inline_ahead(self.sends.next() + u64::from(ahead), bytes)
-    }
-
-    /// So many rows are written, of which so many consume a receive of the peer; the last that is
-    /// signaled is the `signaled`-th, counted from 1. If the provider refuses some:
-    /// [`Self::refused_sends`].
-    #[inline(always)]
-    pub fn wrote_rows(&mut self, count: u32, consumers: u32, signaled: u32) {
-        let first = self.given_sends;
-        self.sends.wrote(count);
-        self.consumers += u64::from(consumers);
-        let announced = if self.config.sq_sig_all { count } else { signaled };
-        if announced > 0 {
-            self.announced = first + u64::from(announced);
-        }
-        self.given_sends = first + u64::from(count);
-    }
-
     /// Records several sends: all or none.
     pub fn post_sends(
         &mut self,
@@ -406,20 +349,6 @@ impl<R: SendRow> Journal<R> {
         }
         self.flush_absent(out);
         Ok(Posted::Kept)
-    }
-
-    /// Records a receive, if it is as almost all are and everything is as it almost always is:
-    /// gives its number, under which the provider is to have it at once. `None`: it is for
-    /// [`Self::post_recv`], and nothing has changed.
-    #[inline(always)]
-    pub fn post_usual_recv(&mut self, wr: &RecvWr<'_>) -> Option<u64> {
-        let index = self.recvs.next();
-        let gives = self.given_recvs == index && !self.blockers.any(Blockers::OF_RECVS);
-        if !gives || !self.recvs.push_usual(wr) {
-            return None;
-        }
-        self.given_recvs = index + 1;
-        Some(Slot::Entry(Queue::Recv, index).wr_id())
     }
 
     /// The provider refused the receive that [`Posted::Give`] named last: it is not recorded.

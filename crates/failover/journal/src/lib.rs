@@ -12,7 +12,8 @@
 //! It is a state machine without I/O: the owner posts, polls, and tells it what came of that.
 //!
 //! Rooms: `journal` is posting and its states, `sends` what is recorded of a send, `row` how (a
-//! journal is generic over that), `completion` what a WC does, `stop` how a QP is stopped, `slot` the numbers.
+//! journal is generic over that), `completion` what a WC does, `usual` the
+//! short ways of both, `stop` how a QP is stopped, `slot` the numbers.
 #![forbid(unsafe_code)]
 
 mod completion;
@@ -23,6 +24,7 @@ mod row;
 mod sends;
 mod slot;
 mod stop;
+mod usual;
 
 pub use journal::{Config, Journal, Posted};
 #[doc(hidden)]

@@ -30,6 +30,8 @@ pub enum Mutation {
     FlushTrusted,
     /// A flush that stands still is waited for.
     FlushAwaited,
+    /// A success completes in place, whatever is to complete with it.
+    UsualTooSoon,
 }
 
 /// There is no rule to leave out.

@@ -499,3 +499,66 @@ fn a_marker_flushes_what_waits_where_the_qp_has_ended() {
     );
     assert_eq!(out.take(), [('s', 3, FLUSH)]);
 }
+
+fn in_place(j: &mut Journal, wr_id: u64, status: u32) -> Option<(u64, u32)> {
+    let mut wc = Wc { wr_id, status, ..Wc::default() };
+    j.complete_usual(&mut wc).then_some((wc.wr_id, wc.qp_num))
+}
+
+#[test]
+fn a_success_completes_in_place_where_nothing_is_unusual() {
+    let (mut j, mut out) = (journal(false), Out::default());
+    let first = send(&mut j, &mut out, 10, true);
+    assert_eq!(in_place(&mut j, first, 0), None, "when the first moved is noted");
+    assert_eq!(come(&mut j, &mut out, first, 0), [('s', 10, 0)]);
+    let (silent, told) = (send(&mut j, &mut out, 11, false), send(&mut j, &mut out, 12, true));
+    assert_eq!(in_place(&mut j, silent, 0), None, "nothing is to be told of it");
+    assert_eq!(in_place(&mut j, told, RETRY), None, "an error");
+    assert_eq!(in_place(&mut j, told + 1, 0), None, "nothing is there");
+    assert_eq!(in_place(&mut j, told, 0), Some((12, 9)));
+    assert_eq!(in_place(&mut j, told, 0), None, "twice");
+    let progress = j.progress(QpState::Rts);
+    assert_eq!((progress.completed, progress.advanced), (3, 2));
+
+    let two = [13, 14].map(|wr_id| send(&mut j, &mut out, wr_id, true));
+    assert_eq!(in_place(&mut j, two[1], 0), None, "the one before is to be told of, too");
+    assert_eq!(come(&mut j, &mut out, two[1], 0), [('s', 13, 0), ('s', 14, 0)]);
+
+    let recvs = [20, 21].map(|wr_id| recv(&mut j, &mut out, wr_id).unwrap());
+    assert_eq!(in_place(&mut j, recvs[1], 0), None, "not in its turn");
+    assert_eq!(in_place(&mut j, recvs[0], 0), Some((20, 9)));
+    assert_eq!(j.progress(QpState::Rts).executed, 1);
+
+    let last = send(&mut j, &mut out, 15, true);
+    let mut stopping = j.clone();
+    stop_in_error(&mut stopping, &mut out);
+    assert_eq!(in_place(&mut stopping, last, 0), None, "it is being stopped");
+    j.forget();
+    assert_eq!(in_place(&mut j, last, 0), None, "it is for nobody");
+    assert!(out.take().is_empty());
+}
+
+#[test]
+fn rows_that_are_written_ahead_are_sends_like_others() {
+    use unbroken_journal::{Marks, SendRow};
+    let (mut j, mut out) = (journal(false), Out::default());
+    assert_eq!(j.usual_room(), CAPS.max_send_wr);
+    let wrs = [(30, SendOpcode::Send, false), (31, SendOpcode::Write, true)]
+        .map(|(wr_id, opcode, signaled)| wr(wr_id, opcode, signaled));
+    for (ahead, wr) in (0..).zip(&wrs) {
+        let (row, number) = j.row_ahead(ahead);
+        row.write(wr, Sge { addr: 1, length: 2, lkey: 3 }, Marks::USUAL);
+        assert_eq!(Slot::parse(number), Some(Slot::Entry(Queue::Send, ahead.into())));
+    }
+    assert_eq!(j.progress(QpState::Rts).sends(), 0, "nobody has counted them yet");
+    j.wrote_rows(2, 1, 2);
+    assert_eq!(j.usual_room(), CAPS.max_send_wr - 2);
+    assert!(j.inline_ahead(0, 4).is_none(), "none has had inline data yet");
+    let progress = j.progress(QpState::Rts);
+    assert_eq!((progress.outstanding_sends, progress.waiting_rnr), (2, true));
+    assert_eq!(come(&mut j, &mut out, 1, 0), [('s', 31, 0)]);
+    send(&mut j, &mut out, 32, true);
+    j.refused_sends(1);
+    stop_in_error(&mut j, &mut out);
+    assert_eq!(j.usual_room(), 0);
+}

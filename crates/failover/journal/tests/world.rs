@@ -497,6 +497,7 @@ fn every_rule_that_is_left_out_is_noticed() {
         OwnErrorHeld,
         FlushTrusted,
         FlushAwaited,
+        UsualTooSoon,
     ] {
         let caught = plans(mutation, 4000)
             .find_map(|plan| World::new(plan).run().err().map(|e| (plan.seed, e)));

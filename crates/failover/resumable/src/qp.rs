@@ -13,8 +13,8 @@
 mod carrier;
 mod completions;
 mod end;
+mod posting;
 
-use crate::alive::lives;
 use crate::cq::{CqReservation, Member};
 use crate::device::{Opened, PdUse};
 use crate::interceptor::Notes;
@@ -25,12 +25,12 @@ use crate::row::ProviderRow;
 use crate::srq::SrqUse;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-use unbroken_journal::{Config, Journal, Mutation, Posted, Queue};
-use unbroken_types::{Completions, Progress, QpCaps, QpState, SendOpcode, Sge, Wc, WcStatus};
+use unbroken_journal::{Config, Journal, Mutation, Queue};
+use unbroken_types::{Completions, Progress, QpCaps, QpState, Sge, Wc, WcStatus};
 use unbroken_verbs::{
     Backlog, Carrier, Cq, DeviceEvent, DeviceQp, Error, KeyWaiter, Lane, LaneCell, LaneGuard,
-    ListResult, PostError, QpEvent, QpInit, QpModify, QpSnapshot, RawQp, RecvWr, RemoteNic, Result,
-    ResumableQp, SendBatch, SendWr, NO_REGION,
+    ListResult, QpEvent, QpInit, QpModify, QpSnapshot, RawQp, RecvWr, RemoteNic, Result,
+    ResumableQp, SendBatch, SendWr,
 };
 
 /// What can change.
@@ -277,180 +277,6 @@ impl JournaledQp {
             self.opened.commands.put(Box::new(move || drop(own.to_err())));
         }
     }
-
-    // ---- posting ----
-
-    #[inline]
-    fn translates_local(&self) -> bool {
-        self.away || self.foreign.load(Ordering::Acquire)
-    }
-
-    #[inline]
-    fn translates(&self, st: &State) -> bool {
-        self.translates_local() || st.remote.as_ref().is_some_and(RemoteNic::matters)
-    }
-
-    fn may_send(st: &State) -> Result<()> {
-        match st.now {
-            // It is in ERR, however far it had come.
-            _ if st.journal.ended() => Ok(()),
-            QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err => Ok(()),
-            state => Err(PostError::WrongState(state).into()),
-        }
-    }
-
-    /// What the journal has just been given goes to the device.
-    #[inline]
-    fn give(
-        &self,
-        st: &mut State,
-        posted: Posted,
-        count: usize,
-        post: impl FnOnce(&dyn DeviceQp, u64) -> Result<()>,
-    ) -> Result<()> {
-        let Posted::Give(number) = posted else { return Ok(()) };
-        if self.translates(st) || st.journal.announces() {
-            st.journal.hold_back_sends(count);
-            if self.pump_sends(st).is_err() {
-                self.tell(WcStatus::FatalErr); // it is recorded: a switch takes it along
-            }
-            return Ok(());
-        }
-        match post(&*self.phys, number) {
-            Ok(()) => Ok(()),
-            Err(e) => {
-                st.journal.refused_sends(count);
-                Err(self.refused(st, e))
-            }
-        }
-    }
-
-    /// A send of any kind, in any state.
-    #[cold]
-    #[inline(never)]
-    fn post_other_send(&self, st: &mut State, wr: &SendWr<'_>) -> Result<()> {
-        Self::may_send(st)?;
-        let posted = st.journal.post_send(wr, &mut self.out())?;
-        self.give(st, posted, 1, |phys, number| phys.post_send_as(number, wr))
-    }
-
-    #[cold]
-    fn refused_send(&self, st: &mut State, e: Error) -> Error {
-        st.journal.refused_sends(1);
-        self.refused(st, e)
-    }
-
-    /// A receive of any kind, in any state.
-    #[cold]
-    #[inline(never)]
-    fn post_other_recv(&self, st: &mut State, wr: &RecvWr<'_>) -> Result<()> {
-        if st.now == QpState::Reset {
-            return Err(PostError::WrongState(st.now).into());
-        }
-        let Posted::Give(number) = st.journal.post_recv(wr, &mut self.out())? else {
-            return Ok(());
-        };
-        if self.translates_local() {
-            st.journal.hold_back_recv();
-            if self.pump_recvs(st).is_err() {
-                self.tell(WcStatus::FatalErr);
-            }
-            return Ok(());
-        }
-        self.phys.post_recv(&RecvWr { wr_id: number, ..*wr }).map_err(|e| self.refused_recv(st, e))
-    }
-
-    #[cold]
-    fn refused_recv(&self, st: &mut State, e: Error) -> Error {
-        st.journal.refused_recv();
-        self.refused(st, e)
-    }
-
-    /// The device has refused a work request that the journal found good. One that is dying may say
-    /// anything; one that works has opcodes that it does not know.
-    #[cold]
-    fn refused(&self, st: &mut State, e: Error) -> Error {
-        let works = !matches!(self.phys.state(), QpState::Err | QpState::Reset);
-        if works && matches!(e.errno(), libc::EINVAL | libc::EOPNOTSUPP) && self.stays_alive(st) {
-            return e;
-        }
-        st.journal.handle_fatal();
-        Error::device_gone(format!("NIC {} refuses work: {e}", self.opened.device.name()))
-    }
-
-    /// Whether the device lives, once it has had the time to say that it does not. It is waited for
-    /// once: what a QP is refused later is taken for what it says.
-    #[cold]
-    fn stays_alive(&self, st: &mut State) -> bool {
-        match std::mem::replace(&mut st.refused, true) {
-            false => lives(&*self.opened.device),
-            true => self.opened.device.alive(),
-        }
-    }
-
-    /// Gives the device the sends that wait. EIO: it has failed.
-    fn pump_sends(&self, st: &mut State) -> Result<()> {
-        let mut out = self.out();
-        let error = loop {
-            let State { journal, sges, remote, .. } = &mut *st;
-            let Some(mut wr) = journal.next_send(&mut out) else { return Ok(()) };
-            if wr.inline_data.is_none() {
-                self.translate_local(wr.sges, sges);
-                wr.sges = sges;
-            }
-            match translate_remote(remote.as_ref(), &wr) {
-                Some(rkey) => wr.rkey = rkey,
-                None => return Ok(()), // the peer's answer will come
-            }
-            match self.phys.post_send(&wr) {
-                Ok(()) => journal.gave_send(),
-                Err(e) => break e,
-            }
-        };
-        st.journal.handle_fatal();
-        Err(Error::device_gone(format!("NIC {} refuses work: {error}", self.opened.device.name())))
-    }
-
-    /// Gives the device the receives that wait. EIO: it has failed.
-    fn pump_recvs(&self, st: &mut State) -> Result<()> {
-        let error = loop {
-            let State { journal, sges, .. } = &mut *st;
-            let Some(mut wr) = journal.next_recv() else { return Ok(()) };
-            self.translate_local(wr.sges, sges);
-            wr.sges = sges;
-            match self.phys.post_recv(&wr) {
-                Ok(()) => journal.gave_recv(),
-                Err(e) => break e,
-            }
-        };
-        st.journal.handle_fatal();
-        Err(Error::device_gone(format!("NIC {} refuses work: {error}", self.opened.device.name())))
-    }
-
-    /// The entries with the keys of this NIC.
-    fn translate_local(&self, from: &[Sge], to: &mut Vec<Sge>) {
-        to.clear();
-        let (memory, nic, default) = (&self.opened.memory, self.opened.index, self.default);
-        let key = |lkey| memory.lkey_on(default, lkey, nic).unwrap_or(NO_REGION);
-        to.extend(from.iter().map(|sge| Sge { lkey: key(sge.lkey), ..*sge }));
-    }
-
-    /// Gives the device whatever waits and can go.
-    fn pump(&self, st: &mut State) {
-        if self.pump_recvs(st).and_then(|()| self.pump_sends(st)).is_err() {
-            self.tell(WcStatus::FatalErr);
-        }
-    }
-}
-
-/// The peer's key of a send, where it names one. `None`: it is not known yet.
-fn translate_remote(remote: Option<&RemoteNic>, wr: &SendWr<'_>) -> Option<u32> {
-    use SendOpcode::{CmpSwap, FetchAdd, Read, Write, WriteImm};
-    let Some(r) = remote.filter(|r| r.matters()) else { return Some(wr.rkey) };
-    if !matches!(wr.opcode, Write | WriteImm | Read | CmpSwap | FetchAdd) {
-        return Some(wr.rkey);
-    }
-    r.key(wr.rkey)
 }
 
 impl KeyWaiter for JournaledQp {
@@ -465,16 +291,13 @@ impl DeviceQp for JournaledQp {
     }
 
     fn post_send(&self, wr: &SendWr<'_>) -> Result<()> {
+        self.post_one(&mut self.lock(), wr)
+    }
+
+    fn post_list(&self, list: &[SendWr<'_>]) -> ListResult {
         let mut st = self.lock();
-        if !self.translates(&st) {
-            if let Some(number) = st.journal.post_usual_send(wr) {
-                return match self.phys.post_send_as(number, wr) {
-                    Ok(()) => Ok(()),
-                    Err(e) => Err(self.refused_send(&mut st, e)),
-                };
-            }
-        }
-        self.post_other_send(&mut st, wr)
+        let mut all = list.iter().enumerate();
+        all.try_for_each(|(before, wr)| self.post_one(&mut st, wr).map_err(|e| (before, e)))
     }
 
     fn post_sends(&self, batch: &dyn SendBatch) -> Result<()> {
@@ -484,30 +307,6 @@ impl DeviceQp for JournaledQp {
         self.give(&mut st, posted, batch.count(), |phys, first| {
             phys.post_sends(&Numbered { batch, first })
         })
-    }
-
-    /// The usual ones at its head are given to the device together: it rings its doorbell once.
-    fn post_list(&self, list: &[SendWr<'_>]) -> ListResult {
-        let mut st = self.lock();
-        let (mut first, mut count) = (None, 0);
-        if !self.translates(&st) {
-            for wr in list {
-                let Some(number) = st.journal.post_usual_send(wr) else { break };
-                first.get_or_insert(number);
-                count += 1;
-            }
-        }
-        if let Some(first) = first {
-            if let Err((taken, e)) = self.phys.post_list_as(first, &list[..count]) {
-                st.journal.refused_sends(count - taken);
-                return Err((taken, self.refused(&mut st, e)));
-            }
-        }
-        drop(st);
-        for (before, wr) in list.iter().enumerate().skip(count) {
-            self.post_send(wr).map_err(|e| (before, e))?;
-        }
-        Ok(())
     }
 
     fn post_recv(&self, wr: &RecvWr<'_>) -> Result<()> {

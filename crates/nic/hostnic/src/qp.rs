@@ -210,16 +210,6 @@ impl HostQp {
         Ok(())
     }
 
-    /// Posts sends in order under the numbers that those of the list have.
-    fn post_numbered(&self, list: &[SendWr<'_>], number: impl Fn(usize) -> u64) -> ListResult {
-        if self.kind == QpType::Ud {
-            return list.iter().enumerate().try_for_each(|(before, wr)| {
-                self.post_as(number(before), wr).map_err(|e| (before, e))
-            });
-        }
-        self.give_all(list.len(), |i, c, inline| fill_send(c, number(i), &list[i], inline))
-    }
-
     #[cold]
     fn refused(&self, code: c_int) -> Error {
         let what = format!("{}: ibv_post_send", self.shared.context.name);
@@ -270,11 +260,13 @@ impl DeviceQp for HostQp {
     }
 
     fn post_list(&self, list: &[SendWr<'_>]) -> ListResult {
-        self.post_numbered(list, |i| list[i].wr_id)
-    }
-
-    fn post_list_as(&self, first: u64, list: &[SendWr<'_>]) -> ListResult {
-        self.post_numbered(list, |i| first + i as u64)
+        if self.kind == QpType::Ud {
+            return list
+                .iter()
+                .enumerate()
+                .try_for_each(|(before, wr)| self.post_send(wr).map_err(|e| (before, e)));
+        }
+        self.give_all(list.len(), |i, c, inline| fill_send(c, list[i].wr_id, &list[i], inline))
     }
 
     fn post_recv(&self, wr: &RecvWr<'_>) -> Result<()> {

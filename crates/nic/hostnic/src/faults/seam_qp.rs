@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use unbroken_types::{QpState, QpType, SendFlags, UdDest, Wc};
 use unbroken_verbs::{
-    Cq, DeviceQp, Error, ListResult, QpInit, QpModify, QpSnapshot, RcModify, RecvWr, Result,
-    SendBatch, SendWr,
+    Cq, DeviceQp, Error, QpInit, QpModify, QpSnapshot, RcModify, RecvWr, Result, SendBatch, SendWr,
 };
 
 /// See the module's text.
@@ -128,15 +127,6 @@ impl DeviceQp for SeamQp {
             true => self.inner.post_send_as(wr_id, wr),
             false => self.hold(wr_id, wr.flags),
         }
-    }
-
-    fn post_list_as(&self, first: u64, list: &[SendWr<'_>]) -> ListResult {
-        if self.may_send().map_err(|e| (0, e))? {
-            return self.inner.post_list_as(first, list);
-        }
-        list.iter().zip(first..).enumerate().try_for_each(|(before, (wr, number))| {
-            self.hold(number, wr.flags).map_err(|e| (before, e))
-        })
     }
 
     fn post_sends(&self, batch: &dyn SendBatch) -> Result<()> {
