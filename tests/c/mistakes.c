@@ -5,6 +5,7 @@
  *
  *   mistakes psn-ahead | psn-behind | qpn    a WRITE over two QPs that do not fit fails after the
  *                                            transport's own retries
+ *   mistakes qpn-other                       the same with a QP that is connected to another one
  *   mistakes psn-heard                       the same, though WRITEs of the peer have arrived
  *   mistakes psn-once                        the same without retries
  *   mistakes reads                           a READ with max_rd_atomic 0
@@ -84,6 +85,21 @@ static void does_not_fit(struct ibv_cq *cq, uint32_t dest_qpn, uint32_t sq_psn, 
     completes(cq, 7, IBV_WC_RETRY_EXC_ERR);
 }
 
+/* What it is sent it answers to another. */
+static void is_of_another(struct ibv_cq *cq)
+{
+    struct ibv_qp *other = make_qp(&p, cq);
+
+    connect_one(other, p.to->qp_num, DEEP, p.gid, 0);
+    connect_one(p.to, other->qp_num, DEEP, p.gid, 0);
+    connect_one(p.from, p.to->qp_num, DEEP + 5000, p.gid, 0);
+    check(post_write(&p, p.from, 7, 64), "ibv_post_send");
+    completes(cq, 7, IBV_WC_RETRY_EXC_ERR);
+    check(post_write(&p, other, 8, 64), "ibv_post_send of the other");
+    completes(cq, 8, IBV_WC_SUCCESS);
+    check(ibv_destroy_qp(other), "ibv_destroy_qp");
+}
+
 static void reads(struct ibv_cq *cq)
 {
     struct ibv_sge sge = { (uintptr_t)p.memory, 64, p.mr->lkey };
@@ -146,6 +162,8 @@ int main(int argc, char **argv)
         does_not_fit(cq, p.to->qp_num, DEEP - 5000, 0);
     else if (!strcmp(what, "qpn"))
         does_not_fit(cq, p.to->qp_num ^ 0xff, DEEP, 0);
+    else if (!strcmp(what, "qpn-other"))
+        is_of_another(cq);
     else if (!strcmp(what, "psn-heard"))
         does_not_fit(cq, p.to->qp_num, DEEP + 5000, 1);
     else if (!strcmp(what, "psn-once"))
@@ -157,8 +175,8 @@ int main(int argc, char **argv)
     else if (!strcmp(what, "length"))
         length();
     else
-        fail("usage: mistakes psn-ahead | psn-behind | psn-heard | psn-once | qpn | reads | gid | "
-             "length");
+        fail("usage: mistakes psn-ahead | psn-behind | psn-heard | psn-once | qpn | qpn-other | reads | "
+             "gid | length");
     printf("done\n");
     return 0;
 }

@@ -3,6 +3,7 @@ is sent once, and nothing switches."""
 
 import pytest
 
+from lib import options
 from lib.cc import compile_c
 from lib.fabric import Fabric
 from lib.machine import GID_INDEX, MachineFabric
@@ -33,17 +34,18 @@ def payload(fabric) -> int:
     return sum(nic["rx_payload_bytes"] for nic in fabric.nics().values())
 
 
+@pytest.mark.timeout(2400 if options.LONG else 600)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tool", ["ib_write_bw", "ib_read_bw"])
-def test_a_message_of_many_seconds(logs, kind, tool, request):
+def test_a_message_of_many_seconds(logs, kind, tool):
     """It completes in the time that the line needs."""
-    size = LONG_BYTES if request.config.getoption("--long") else BYTES
+    size = LONG_BYTES if options.LONG else BYTES
     seconds = 8 * MESSAGES * size // 64_000_000
     with KINDS[kind](logs) as fabric:
         gid = [] if kind == "machine" else ["-x", GID_INDEX] if kind == "plain" else []
         sender = "a/0" if tool == "ib_write_bw" else "b/0"
-        options = ["-F", "-s", size, "-n", MESSAGES, "-t", 1, *gid]
-        server, client = fabric.pair(tool, options)
+        words = ["-F", "-s", size, "-n", MESSAGES, "-t", 1, *gid]
+        server, client = fabric.pair(tool, words)
         fabric.fault(f"rate {sender} {RATE}")
         client.expect_success(2 * seconds + 60)
         server.expect_success(60)

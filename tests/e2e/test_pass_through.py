@@ -1,14 +1,18 @@
 """What the installed libibverbs and its providers call of libibverbs goes on to it
-(crates/api/preload/src/real.rs): they find our definitions first."""
+(crates/api/preload/src/real.rs): they find our definitions first. And devices that cannot be
+protected are left to the program as they are."""
 
+import os
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from lib.fabric import UNBROKEN
+from lib.machine import MachineFabric
 from lib.paths import BUILD, ROOT
-from lib.process import Skip
+from lib.process import Skip, needs
 
 pytestmark = pytest.mark.smoke
 
@@ -57,3 +61,41 @@ def test_what_libibverbs_calls_goes_on_to_it():
         "libibverbs calls none of its functions: the test looks in the wrong place"
     )
     assert not left, f"they do not begin with pass!: {sorted(left)}"
+
+
+# Runs its arguments where the kernel shows devices of a node type that has no name, as EFA's.
+UNNAMED = """
+mount -t tmpfs tmpfs /sys/class
+for nic in unb0 unb1 unb2; do
+    mkdir -p /sys/class/infiniband/$nic
+    echo "7: <unknown>" >/sys/class/infiniband/$nic/node_type
+done
+exec "$@"
+"""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("options", [[], ["--devices", "all"], ["--devices", "unb1,unb0"]])
+def test_devices_of_an_unnamed_kind_are_the_programs_own(logs, options):
+    """With a line that says so, and also where `run` has chosen the devices by itself."""
+    needs("ibv_devinfo", "ibverbs-utils")
+    if os.geteuid() != 0:
+        raise Skip("mounts need root")
+    with MachineFabric(logs, "--nics", "3") as fabric:
+        env = {"TEST_PROVIDER_HOST": "a"}
+
+        def devinfo(name, *run):
+            inside = ["unshare", "-m", "bash", "-ec", UNNAMED, "-"]
+            words = [*inside, UNBROKEN, "run", *run, "--", "ibv_devinfo"]
+            program = fabric.start(name, words, env)
+            program.expect_success(30)
+            told, _, devices = program.output().partition("hca_id:")
+            assert devices, told
+            return devices, [line for line in told.splitlines() if line.startswith("unbroken: ")]
+
+        without, _ = devinfo("without", "--devices", "all", "--no-failover")
+        shown, told = devinfo("shown", *options)
+        assert any("unb0 (a device of its own kind)" in line for line in told), told
+        assert any("the program has the devices as they are" in line for line in told), told
+        assert shown == without
+        assert not fabric.status()["qps"] and not fabric.events()

@@ -59,12 +59,6 @@ const MAX_ACTIONS: usize = 1024;
 /// One for which no send waited is reported when the QP takes sends again: when the next comes is
 /// up to the application.
 const REPORT_WAIT_US: u64 = 1_000_000;
-/// A transport that gives up so often, each time on a path that is found alive before and after,
-/// has an end that does not fit,
-pub(super) const PROOFS: u32 = 3;
-/// once it has done so for this time: a peer that has stopped its QP for a switch says so several
-/// times meanwhile.
-const PROOF_US: u64 = 200_000;
 /// How often that is looked at: first, and at most.
 const REPORT_LOOK_US: u64 = 500;
 /// See `REPORT_LOOK_US`.
@@ -90,15 +84,8 @@ pub struct Executor {
     /// The transport of the present life has given up with this status, and the path has been asked
     /// whether it lives.
     gave_up: Option<WcStatus>,
-    /// When the transport of the present life gave up, its path had been found alive all the time
-    /// in which it had tried, which was [`PROOF_US`] at least.
-    was_alive: bool,
     /// How often the transport went on since something moved, and how far it was then.
     went_on: (u32, u64),
-    /// How often the transport went on for the sake of proof: it had given up sooner than its path
-    /// could be known to live all the time; and when it did so first.
-    proofs: u32,
-    proofs_since_us: u64,
     /// The transport has been told to insist.
     insists: bool,
     revivals: Revivals,
@@ -128,10 +115,7 @@ impl Executor {
             lqp,
             silence: Silence::default(),
             gave_up: None,
-            was_alive: false,
             went_on: (0, 0),
-            proofs: 0,
-            proofs_since_us: 0,
             insists: false,
             revivals: Revivals::default(),
             held: None,
@@ -226,14 +210,9 @@ impl Executor {
 
     /// The physical QP of the present path fails, or its path is dead.
     pub fn suspect(&mut self, env: &mut impl Env, reason: Reason) {
-        if matches!(reason, Reason::Wedged(_)) && self.never_worked(env) {
-            // A fresh life would hide a mistake of the program, such as a wrong PSN. Its own
-            // transport says when it is enough.
-            if let Some(status) = self.gave_up {
-                self.lqp.fail_unproven(status);
-                self.run(env);
-            }
-            return;
+        let wedged = matches!(reason, Reason::Wedged(_)) && self.gave_up.is_none();
+        if wedged && self.unanswered(&env.progress()) {
+            return; // its own transport says when it is enough
         }
         self.learn(env);
         let now_us = env.now_us();
@@ -246,25 +225,14 @@ impl Executor {
 
     /// No request has had an answer since the QP was connected, as far as its device can tell. What
     /// the peer sends says nothing of that: each direction has a PSN of its own.
-    pub(super) fn unanswered(&self, env: &mut impl Env) -> bool {
+    ///
+    /// The ends may not fit, as with a wrong PSN, which a fresh life would hide: the peer is asked.
+    pub(super) fn unanswered(&self, p: &Progress) -> bool {
         if self.lqp.epoch() > 0 || left_out!(self.lqp.mutation(), UnprovenRevived) {
             return false;
         }
-        let p = env.progress();
         let heard = left_out!(self.lqp.mutation(), HeardIsProof) && p.first_moved_us.is_some();
         (p.advanced, p.completed, p.answered || heard, p.unannounced_sends) == (0, 0, false, 0)
-    }
-
-    /// The transport has gone on for long enough, and often enough, that its path is not the reason.
-    fn has_proofs(&self, now_us: u64) -> bool {
-        self.proofs >= PROOFS && now_us.saturating_sub(self.proofs_since_us) >= PROOF_US
-    }
-
-    /// Whether that is the QP's own fault, and not its path's.
-    fn never_worked(&self, env: &mut impl Env) -> bool {
-        // A path that has come back only after the last try has had no chance to carry anything.
-        let had_none = self.gave_up.is_some() && !self.was_alive && !self.has_proofs(env.now_us());
-        !had_none && self.unanswered(env)
     }
 
     /// Prepares a planned switch to the best path that is wanted and believed alive. Gives whether
@@ -305,12 +273,6 @@ impl Executor {
             self.suspect(env, Reason::QpFailed(status));
             return None;
         };
-        // Without a retry, all that was tried was before the path was asked.
-        let once = env.app().retry_cnt == Some(0);
-        let silent_us = |since_us: u64| env.now_us().saturating_sub(since_us);
-        let long = self.silence.since_us().is_some_and(|since_us| silent_us(since_us) >= PROOF_US);
-        self.was_alive = !once && long && self.silence.path_was_always_alive()
-            || left_out!(self.lqp.mutation(), AliveOnce) && self.silence.path_was_alive();
         self.gave_up = Some(status);
         Some(path)
     }
@@ -318,9 +280,6 @@ impl Executor {
     /// It has been found out whether a path to the peer lives.
     pub fn verdict(&mut self, env: &mut impl Env, path: SlotPath, verdict: Verdict) {
         let on_it = self.lqp.path() == Some(path);
-        if on_it && verdict != Verdict::Dead {
-            self.silence.path_lives();
-        }
         if on_it && verdict != Verdict::Dead && self.goes_on(env, path) {
             return self.beliefs_changed(env);
         }
@@ -331,13 +290,6 @@ impl Executor {
             _ => return self.beliefs_changed(env),
         };
         self.suspect(env, reason);
-    }
-
-    /// The path lives, as is known without a question.
-    pub fn path_lives(&mut self, path: SlotPath) {
-        if self.lqp.path() == Some(path) {
-            self.silence.path_lives();
-        }
     }
 
     /// A control message for the QP has come. What follows only from what the directory says now
@@ -372,6 +324,9 @@ impl Executor {
         }
         if wonders {
             self.learn(env);
+        }
+        if matches!(&message.body, Body::Hello(h) if h.unproven_psn.is_some()) {
+            self.lqp.expect_psn(env.app().rq_psn);
         }
         self.lqp.handle_message(env.now_us(), message);
         self.run(env);

@@ -8,7 +8,7 @@
 //! 0  magic "UB"   2  version   3  kind   4  length of the whole message (u16)   6  zero (u16)
 //! 8  from: GID (16), QPN (u32), incarnation (u64), connection (u32)      40  to: the same      72  body
 //! Hello    epoch u64, slot u8, flags u8, mtu u8, local NIC u8, remote NIC u8, zero, set of keys u16, QPN u32, PSN u32,
-//!          executed u64, of them receives u64, completed u64, of them receives u64
+//!          executed u64, of them receives u64, completed u64, of them receives u64; with flag 8: PSN u32
 //! Probe, ProbeAck    sequence u32, sent_us u64
 //! Refuse   reason u8, zero [7], epoch u64, refused incarnation u64
 //! Bye      nothing
@@ -116,6 +116,9 @@ pub struct Hello {
     pub exact: bool,
     /// Messages of the sender that completed in all lives before this epoch.
     pub completed: Messages,
+    /// No request of the sender has ever had an answer, and the program has given it this PSN for
+    /// the first: it asks whether the two ends fit.
+    pub unproven_psn: Option<u32>,
 }
 
 /// A probe of a path.
@@ -176,6 +179,9 @@ pub enum RefuseReason {
     Failed = 6,
     /// The QP has been reset since: the message belongs to an earlier connection of it.
     WrongConnection = 7,
+    /// The programs have connected the two ends so that no request could ever arrive: the QP
+    /// expects another PSN, or belongs to another peer.
+    Misfit = 8,
 }
 
 impl RefuseReason {
@@ -195,6 +201,7 @@ impl RefuseReason {
             }
             RefuseReason::Failed => "the peer refused: its QP has failed",
             RefuseReason::WrongConnection => "the peer refused: its QP has been reset since",
+            RefuseReason::Misfit => "the peer refused: it expects another PSN or peer",
         }
     }
 
@@ -207,6 +214,7 @@ impl RefuseReason {
             5 => RefuseReason::Impossible,
             6 => RefuseReason::Failed,
             7 => RefuseReason::WrongConnection,
+            8 => RefuseReason::Misfit,
             _ => return None,
         })
     }
@@ -309,6 +317,7 @@ fn put_key(key: NicKey, count: u8, out: &mut Vec<u8>) {
 }
 
 const HELLO_LEN: usize = 56;
+const PSN_LEN: usize = 4;
 const PROBE_LEN: usize = 12;
 const REFUSE_LEN: usize = 24;
 const PLANNED_LEN: usize = 16;
@@ -317,7 +326,9 @@ const KEY_LEN: usize = 8;
 impl Hello {
     fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.epoch.to_be_bytes());
-        let flags = u8::from(self.heard) | u8::from(self.waiting) << 1 | u8::from(self.exact) << 2;
+        let unproven = self.unproven_psn.is_some();
+        let flags = [self.heard, self.waiting, self.exact, unproven];
+        let flags = (0..).zip(flags).fold(0, |all, (bit, flag)| all | u8::from(flag) << bit);
         out.extend_from_slice(&[
             slot_of(self.epoch),
             flags,
@@ -334,6 +345,7 @@ impl Hello {
         {
             out.extend_from_slice(&n.to_be_bytes());
         }
+        self.unproven_psn.iter().for_each(|psn| out.extend_from_slice(&psn.to_be_bytes()));
     }
 
     fn decode(r: &mut Reader<'_>) -> Result<Hello, DecodeError> {
@@ -351,7 +363,14 @@ impl Hello {
         if !(2..MAX_QPN).contains(&fresh_qpn) {
             return bad("fresh_qpn", fresh_qpn.into());
         }
-        if psn > PSN_MASK {
+        let unproven_psn = match flags & 8 {
+            0 => None,
+            _ => {
+                r.need(PSN_LEN)?;
+                Some(r.u32())
+            }
+        };
+        if let Some(psn) = [Some(psn), unproven_psn].into_iter().flatten().find(|p| *p > PSN_MASK) {
             return bad("psn", psn.into());
         }
         for count in [executed, completed] {
@@ -374,6 +393,7 @@ impl Hello {
             executed,
             exact,
             completed,
+            unproven_psn,
         })
     }
 }

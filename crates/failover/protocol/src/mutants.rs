@@ -26,12 +26,10 @@ pub enum Mutation {
     NoCheck,
     /// A QP that an error of the program has ended is moved like any other.
     EndedRevived,
-    /// A QP through which nothing ever came gets a fresh life, too.
+    /// The peer of a QP through which nothing ever came is not asked whether the ends fit.
     UnprovenRevived,
     /// What the peer has sent counts as proof that our requests arrive.
     HeardIsProof,
-    /// A path that was found alive once counts as one that was alive all the time.
-    AliveOnce,
     /// A path that does not answer is given up although no other answers either.
     NoWitness,
     /// Paths that were tried in vain are chosen like others.

@@ -119,6 +119,9 @@ fn handle(core: &Arc<Core<Qp>>, at: LocalPort, from: ControlAddr, message: &Mess
             match gate {
                 // Its program changes it just now: the peer says this again.
                 Some((_, None)) => {}
+                Some((_, Some(g))) if link::is_of_another(&g, message) => {
+                    message.refusal(core.incarnation, RefuseReason::Misfit).map(|no| answer(&no));
+                }
                 Some((qp, Some(mut g))) if g.link.is_some() => link::message(qp, &mut g, message),
                 // The peer has found us before we have found it; it says this again.
                 Some((qp, Some(g))) if g.seeks.is_some() => core.jobs.put(Job::Hurry(qp.id())),

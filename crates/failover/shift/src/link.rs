@@ -461,6 +461,14 @@ pub(crate) fn verdict(qp: &Qp, g: &mut Gate, clock_us: u64, port_path: PortPath,
     }
 }
 
+/// Whether a peer asks whether its QP fits ours, which is connected to another.
+pub(crate) fn is_of_another(g: &Gate, message: &Message) -> bool {
+    let asks = matches!(&message.body, Body::Hello(hello) if hello.unproven_psn.is_some());
+    let name = |end: Endpoint| (end.gid, end.qpn);
+    let lqp = g.link.as_ref().filter(|_| asks).map(|link| link.executor.lqp());
+    lqp.is_some_and(|lqp| message.to == lqp.me() && name(message.from) != name(lqp.peer()))
+}
+
 /// A control message for the QP has come.
 pub(crate) fn message(qp: &Qp, g: &mut Gate, message: &Message) {
     if let (Some(link), Body::Hello(hello)) = (&g.link, &message.body) {
@@ -593,13 +601,6 @@ pub(crate) fn look(
     let link = g.link.as_mut()?;
     let (path, look) = link.executor.look(clock_us, progress)?;
     Some((link.peer.clone(), path, look))
-}
-
-/// A path lives, as others have shown: nobody had to ask it.
-pub(crate) fn path_lives(g: &mut Gate, path: SlotPath) {
-    if let Some(link) = g.link.as_mut() {
-        link.executor.path_lives(path);
-    }
 }
 
 /// Packets that were acknowledged and that were sent again since the last look; nothing where it

@@ -206,6 +206,7 @@ impl World {
             executed: Messages::default(),
             exact: true,
             completed: Messages::default(),
+            unproven_psn: None,
         })
     }
 

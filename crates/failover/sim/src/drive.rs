@@ -557,9 +557,6 @@ impl World {
         } else if let Some(since_us) = look.silent_since_us.filter(|at| at + ASK_AFTER_US <= now_us)
         {
             let answer = self.health[host].ask(now_us, path, since_us);
-            if answer == Answer::Alive {
-                self.with(host, qp, |executor, _| executor.path_lives(path));
-            }
             if answer == Answer::Dead {
                 self.suspect(host, qp, Reason::Stall);
             }

@@ -244,8 +244,12 @@ impl Env for SimEnv<'_> {
     }
 
     fn app(&self) -> RcModify {
-        let plan = &self.world.plan;
-        crate::end::app(plan.timeout, plan.retry_cnt, plan.rnr_retry(self.host, self.qp))
+        let (plan, host) = (&self.world.plan, self.host);
+        RcModify {
+            sq_psn: Some(plan.psn_of(0, host)),
+            rq_psn: Some(plan.psn_of(0, 1 - host)),
+            ..crate::end::app(plan.timeout, plan.retry_cnt, plan.rnr_retry(host, self.qp))
+        }
     }
 
     fn complete(&mut self, work: &Backlog, first: WcStatus) {

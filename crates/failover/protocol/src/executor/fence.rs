@@ -36,9 +36,7 @@ const GOES_ON: u32 = 16;
 impl Executor {
     /// The transport of the present life has given up on a path that lives. Where the path loses
     /// much, that says nothing of the QP: it goes on in the same life, in which the peer knows what
-    /// comes again, so that atomics survive. A QP that is wedged by itself does not move by that. It
-    /// goes on, too, where it has never worked and gave up before its path could be known to live:
-    /// see [`Self::has_proofs`].
+    /// comes again, so that atomics survive. A QP that is wedged by itself does not move by that.
     pub(super) fn goes_on(&mut self, env: &mut impl Env, path: SlotPath) -> bool {
         if self.gave_up != Some(WcStatus::RetryExcErr)
             || left_out!(self.lqp.mutation(), NeverGoesOn)
@@ -46,16 +44,7 @@ impl Executor {
             return false;
         }
         if !env.loses(path) {
-            let now_us = env.now_us();
-            let proves = !self.was_alive && !self.has_proofs(now_us) && self.unanswered(env);
-            if !proves || !env.go_on(false) {
-                return false;
-            }
-            if self.proofs == 0 {
-                self.proofs_since_us = now_us;
-            }
-            (self.proofs, self.gave_up) = (self.proofs + 1, None);
-            return true;
+            return false;
         }
         let advanced = env.progress().advanced;
         let times = if self.went_on.1 == advanced { self.went_on.0 + 1 } else { 1 };

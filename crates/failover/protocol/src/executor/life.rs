@@ -29,6 +29,9 @@ impl Executor {
             Ok(work) => {
                 let (executed, exact, completed) = (work.executed, work.exact, work.completed);
                 let idle = work.sends.is_empty();
+                if !idle && completed.all == 0 && self.unanswered(&progress) {
+                    self.lqp.set_unproven(env.app().sq_psn);
+                }
                 let progressed = progress.advanced > 0 || executed.all > 0 || completed.all > 0;
                 let outstanding = work.messages();
                 self.held = Some(Held { work, recvs: true });
@@ -88,7 +91,7 @@ impl Executor {
             Ok(_) => {
                 held.recvs = false;
                 (self.silence, self.gave_up) = (Silence::default(), None);
-                (self.went_on, self.proofs, self.insists) = ((0, 0), 0, false);
+                (self.went_on, self.insists) = ((0, 0), false);
                 self.revivals.begun();
             }
             Err(_) => held.work.recvs = recvs.recvs,

@@ -280,6 +280,7 @@ fn hello(executor: &Executor, epoch: u64, executed: Messages, heard: bool) -> Me
         executed,
         exact: true,
         completed: Messages::default(),
+        unproven_psn: None,
     };
     Message { from: endpoint(2), to: endpoint(1), body: Body::Hello(hello) }
 }

@@ -38,10 +38,11 @@ fn body() -> impl Strategy<Value = Body> {
                         executed,
                         exact,
                         completed,
+                        unproven_psn: exact.then_some(psn ^ 1),
                     })
                 },
             );
-    let refuse = (1u8..=7, any::<u64>(), any::<u64>()).prop_map(|(code, epoch, refused)| {
+    let refuse = (1u8..=8, any::<u64>(), any::<u64>()).prop_map(|(code, epoch, refused)| {
         Body::Refuse(Refuse { reason: RefuseReason::from_code(code).unwrap(), epoch, refused })
     });
     let probe = any::<(u32, u64)>().prop_map(|(sequence, sent_us)| Probe { sequence, sent_us });
@@ -129,6 +130,7 @@ fn errors_name_the_field() {
         executed: Messages::default(),
         exact: true,
         completed: Messages::default(),
+        unproven_psn: Some(5),
     };
     let mut bytes = Vec::new();
     Message { from: e, to: e, body: Body::Hello(hello) }.encode(&mut bytes);
@@ -136,6 +138,12 @@ fn errors_name_the_field() {
     assert_eq!(
         Message::decode(&bytes).unwrap_err().to_string(),
         "field slot of a control message holds 2"
+    );
+    bytes[HEADER_LEN + 8] = 1;
+    bytes[HEADER_LEN + HELLO_LEN] = 1; // the first PSN of its requests
+    assert_eq!(
+        Message::decode(&bytes).unwrap_err().to_string(),
+        "field psn of a control message holds 16777221"
     );
     bytes[2] = 9;
     assert_eq!(Message::decode(&bytes), Err(DecodeError::Version(9)));

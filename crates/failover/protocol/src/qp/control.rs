@@ -75,6 +75,10 @@ impl LogicalQp {
             }
             _ => {}
         }
+        let misfits = |psn| self.expected_psn.is_some_and(|expected| expected != psn);
+        if hello.unproven_psn.is_some_and(misfits) {
+            return self.refuse_one(RefuseReason::Misfit);
+        }
         let path = self.slots.get(slot_of(hello.epoch)).map(SlotPath::mirrored);
         let contradicts = self.hello().is_some_and(|h| {
             let told = |h: &Hello| {
@@ -169,6 +173,9 @@ impl LogicalQp {
             {
                 self.fail(now_us, FailCause::Refused(refuse.reason));
             }
+            RefuseReason::Misfit if ours && self.unproven_psn.is_some() => {
+                self.fail(now_us, FailCause::NeverWorked);
+            }
             _ => {}
         }
     }
@@ -227,6 +234,7 @@ impl LogicalQp {
             executed: self.executed,
             exact: self.exact,
             completed: self.completed,
+            unproven_psn: self.unproven_psn,
         };
         self.send_body(Body::Hello(hello), via);
     }

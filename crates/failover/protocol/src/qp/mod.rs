@@ -61,7 +61,7 @@ use crate::mutants::left_out;
 use crate::slots::{Liveness, SlotPath, SlotTable, SLOTS};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use unbroken_types::{Messages, Mtu, WcStatus};
+use unbroken_types::{Messages, Mtu, WcStatus, PSN_MASK};
 
 /// Sends that may wait to be fetched; more are dropped, as the network may drop them. Other actions
 /// are few: each needs an answer before the next.
@@ -174,6 +174,10 @@ pub struct LogicalQp {
     last_via: u8,
     /// What we tell a peer that asks after we failed.
     refusal: RefuseReason,
+    /// The PSN of our first request, if none had an answer in the life that the programs connected.
+    unproven_psn: Option<u32>,
+    /// The PSN of the peer's first request, as the program has told us.
+    expected_psn: Option<u32>,
     actions: VecDeque<Action>,
     sends_queued: usize,
     counters: Counters,
@@ -229,6 +233,8 @@ impl LogicalQp {
             resend_interval_us: config.hello_min_us,
             last_via: 0,
             refusal: RefuseReason::Failed,
+            unproven_psn: None,
+            expected_psn: None,
             actions: VecDeque::new(),
             sends_queued: 0,
             counters: Counters::default(),
@@ -395,6 +401,16 @@ impl LogicalQp {
     /// The peer's QP was reset before it was connected to this one: it has this number now.
     pub fn set_peer_connection(&mut self, connection: u32) {
         self.peer.connection = connection;
+    }
+
+    /// No request has had an answer in the life that the programs connected; the first had this PSN.
+    pub(crate) fn set_unproven(&mut self, psn: Option<u32>) {
+        self.unproven_psn = psn.map(|psn| psn & PSN_MASK);
+    }
+
+    /// The program expects this PSN in the peer's first request.
+    pub(crate) fn expect_psn(&mut self, psn: Option<u32>) {
+        self.expected_psn = psn.map(|psn| psn & PSN_MASK);
     }
 
     /// Answers `Quiesce`.

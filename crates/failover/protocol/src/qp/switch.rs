@@ -296,13 +296,6 @@ impl LogicalQp {
         self.actions.push_back(Action::Fail { status, cause });
     }
 
-    /// The application gets its error in the first life, in which nothing ever came through. The
-    /// peer is told like any other, or it would wait for us for ever. If it is somebody else's, the
-    /// address of the message says so, and it goes on.
-    pub(crate) fn fail_unproven(&mut self, status: WcStatus) {
-        self.fail_alive(status, FailCause::NeverWorked);
-    }
-
     /// The application gets its error although the path lives; the peer is told.
     pub(crate) fn fail_alive(&mut self, status: WcStatus, cause: FailCause) {
         if matches!(self.state, State::Active | State::Fencing) {

@@ -90,11 +90,8 @@ impl Worker {
         carried.into_values().for_each(|peer| self.spread_verdicts(&peer));
         for (qp, peer, port_path, since_us, waits_for_receive, counts) in silent {
             let answer = peer.health().ask(clock_us, port_path, since_us);
-            if answer == Answer::Alive {
-                qp.gate_now().iter_mut().for_each(|g| link::path_lives(g, port_path.path));
-                if !waits_for_receive && !counts {
-                    sent.add(&peer, port_path, 0, 1);
-                }
+            if answer == Answer::Alive && !waits_for_receive && !counts {
+                sent.add(&peer, port_path, 0, 1);
             }
             let dead = answer == Answer::Dead;
             let Some(mut g) = dead.then(|| qp.gate_now()).flatten() else { continue };

@@ -1,155 +1,104 @@
-//! QPs through which nothing ever came.
+//! QPs through which nothing ever came: the ends may not fit (PSNs, QPNs), which a fresh life would
+//! hide, or the path was away when the first requests were sent. The peer knows which.
 
 use super::*;
 
 const PATH: SlotPath = SlotPath { local: 0, remote: 0 };
-/// How often such a QP is looked at, and how many times.
-const LOOK_US: u64 = 30_000;
-const LOOKS: u64 = 10;
+/// The first PSN of our requests, as the program has it.
+const PSN: u32 = 7;
 
-fn unproven(mutation: Mutation) -> Executor {
+fn unproven(mutation: Mutation) -> (Executor, Fake) {
     let config = Config { mutation, ..Config::default() };
     let table = SlotTable::new(PATH, 2, 2, false);
-    Executor::new(LogicalQp::new(endpoint(1), endpoint(2), table, config, 0))
+    let mut s = Fake::new();
+    s.app.sq_psn = Some(PSN);
+    (Executor::new(LogicalQp::new(endpoint(1), endpoint(2), table, config, 0)), s)
 }
 
-/// It stands still, and is looked at; its path is found alive before these looks. Then its
-/// transport gives it up, and the path is asked.
-fn stands_still(e: &mut Executor, s: &mut Fake, found_before: &[u64], verdict: Verdict) {
-    for n in 0..LOOKS {
-        if found_before.contains(&n) {
-            e.verdict(s, PATH, Verdict::Alive);
-        }
-        e.look(n * LOOK_US, &s.progress());
-    }
-    s.now_us = LOOKS * LOOK_US;
-    assert!(e.lqp().epoch() == 0 && s.log.is_empty() && s.ended.is_none());
-    assert_eq!(e.gave_up(s, WcStatus::RetryExcErr), Some(PATH));
-    e.verdict(s, PATH, verdict);
+/// Its transport gives it up, and the path is asked. What the peer has sent says nothing of this
+/// direction.
+fn gives_up(mutation: Mutation, answered: bool, verdict: Verdict) -> (Executor, Fake) {
+    let (mut e, mut s) = unproven(mutation);
+    (s.sends, s.answered, s.moved_us) = (vec![write(1)], answered, Some(7));
+    assert_eq!(e.gave_up(&mut s, WcStatus::RetryExcErr), Some(PATH));
+    e.verdict(&mut s, PATH, verdict);
+    assert!(e.lqp().epoch() > 0 && s.ended.is_none(), "its program sees nothing of it yet");
+    (e, s)
 }
 
-/// Gives what has ended such a QP, and whether it was moved. It is on a device whose QPs stop for
-/// good.
-fn ends(
-    mutation: Mutation,
-    answered: bool,
-    found_before: &[u64],
-    verdict: Verdict,
-) -> (Option<Ended>, bool) {
-    let (mut e, mut s) = (unproven(mutation), Fake::new());
-    (s.sends, s.answered, s.can_go_on) = (vec![write(1)], answered, false);
-    // What the peer has sent says nothing of this direction.
-    s.moved_us = Some(7);
-    if !answered && mutation != Mutation::UnprovenRevived {
-        // Its own transport has not given up yet.
-        e.suspect(&mut s, Reason::Wedged(WcStatus::RetryExcErr));
-    }
-    stands_still(&mut e, &mut s, found_before, verdict);
-    (s.ended, e.lqp().epoch() > 0)
+/// What its Hello asks.
+fn asked(s: &Fake) -> Option<u32> {
+    let hello = |m: &Message| match m.body {
+        Body::Hello(hello) => Some(hello.unproven_psn),
+        _ => None,
+    };
+    s.sent.iter().find_map(hello).expect("the peer hears of the fresh life")
 }
 
-const ALWAYS: &[u64] = &[3, 6, 9];
-const AT_LAST: &[u64] = &[8, 9];
+/// The peer's refusal, as the ends do not fit.
+fn misfit(e: &Executor) -> Message {
+    let (reason, refused) = (RefuseReason::Misfit, e.lqp().peer().incarnation);
+    let body = Body::Refuse(Refuse { reason, epoch: e.lqp().epoch(), refused });
+    Message { from: e.lqp().peer(), to: e.lqp().me(), body }
+}
 
-/// Wrong PSNs or QPNs are mistakes of the program, which a fresh life would hide.
 #[test]
-fn a_qp_through_which_nothing_ever_came_is_not_revived() {
-    let (given_up, moved) = ((Some(Ended::GivenUp), false), (None, true));
-    let ends = |answered, found: &[u64], verdict| ends(Mutation::None, answered, found, verdict);
-    assert_eq!(ends(false, ALWAYS, Verdict::Alive), given_up);
-    assert_eq!(ends(false, ALWAYS, Verdict::Dead), moved, "a NIC that dies early is survived");
-    assert_eq!(ends(false, &[], Verdict::Alive), moved, "its path has just come back");
-    assert_eq!(ends(false, AT_LAST, Verdict::Alive), moved, "it came back after the last try");
-    assert_eq!(ends(false, &[1, 2, 9], Verdict::Alive), moved, "it was away in between");
-    assert_eq!(ends(true, ALWAYS, Verdict::Alive), moved);
+fn a_qp_through_which_nothing_ever_came_asks_whether_the_ends_fit() {
+    for verdict in [Verdict::Alive, Verdict::Dead] {
+        let (mut e, mut s) = gives_up(Mutation::None, false, verdict);
+        assert_eq!(asked(&s), Some(PSN));
+        e.message(&mut s, &misfit(&e));
+        let original = [(1, WcStatus::RetryExcErr)];
+        assert_eq!((s.ended, &s.wcs[..]), (Some(Ended::GivenUp), &original[..]));
+    }
+    let (mut e, mut s) = gives_up(Mutation::None, true, Verdict::Alive);
+    assert_eq!(asked(&s), None, "its first request has arrived");
+    e.message(&mut s, &misfit(&e));
+    assert_eq!(s.ended, None, "nobody has asked");
+}
+
+#[test]
+fn a_qp_that_only_stands_still_is_left_to_its_transport() {
+    let (mut e, mut s) = unproven(Mutation::None);
+    s.sends = vec![write(1)];
+    e.suspect(&mut s, Reason::Wedged(WcStatus::RetryExcErr));
+    assert_eq!((e.lqp().epoch(), s.ended, s.sent.len()), (0, None, 0));
+}
+
+#[test]
+fn the_peer_says_whether_the_ends_fit() {
+    for (expected, fits) in [(Some(PSN), true), (Some(PSN | 1 << 24), true), (None, true)]
+        .into_iter()
+        .chain([(Some(PSN + 1), false)])
+    {
+        let (mut e, mut s) = unproven(Mutation::None);
+        s.app.rq_psn = expected;
+        let mut question = hello(&e, 1, Messages::default(), false);
+        let Body::Hello(hello) = &mut question.body else { unreachable!() };
+        hello.unproven_psn = Some(PSN);
+        e.message(&mut s, &question);
+        assert_eq!(e.lqp().epoch() > 0, fits, "{expected:?}");
+        let says_no = |m: &Message| {
+            matches!(m.body, Body::Refuse(Refuse { reason: RefuseReason::Misfit, .. }))
+        };
+        assert_eq!(s.sent.iter().any(says_no), !fits, "{expected:?}");
+        assert_eq!(s.ended, None, "the other end says what follows");
+    }
 }
 
 #[test]
 fn a_qp_that_is_revived_without_proof_is_noticed() {
-    let revived = ends(Mutation::UnprovenRevived, false, ALWAYS, Verdict::Alive);
-    assert_eq!(revived, (None, true));
-}
-
-#[test]
-fn a_qp_that_is_revived_because_its_peer_was_heard_is_noticed() {
-    let (mut e, mut s) = (unproven(Mutation::HeardIsProof), Fake::new());
-    (s.sends, s.moved_us, s.can_go_on) = (vec![write(1)], Some(7), false);
-    stands_still(&mut e, &mut s, ALWAYS, Verdict::Alive);
-    assert_eq!((s.ended, e.lqp().epoch() > 0), (None, true));
-}
-
-#[test]
-fn a_qp_that_is_given_up_for_a_path_that_came_back_late_is_noticed() {
-    let given_up = ends(Mutation::AliveOnce, false, AT_LAST, Verdict::Alive);
-    assert_eq!(given_up, (Some(Ended::GivenUp), false));
-}
-
-/// A transport without retries has sent all of it before anybody asked for the path.
-#[test]
-fn a_transport_without_retries_proves_nothing() {
-    let (mut e, mut s) = (unproven(Mutation::None), Fake::new());
-    (s.sends, s.app.retry_cnt, s.can_go_on) = (vec![write(1)], Some(0), false);
-    stands_still(&mut e, &mut s, ALWAYS, Verdict::Alive);
-    assert_eq!((s.ended, e.lqp().epoch() > 0), (None, true));
-}
-
-/// ... where it cannot go on. Where it can, it sends again, in the same life, on a path that is
-/// found alive before and after, until that is proof enough.
-#[test]
-fn a_transport_that_goes_on_in_vain_proves_it() {
-    for found_before in [&[], ALWAYS] {
-        let (mut e, mut s) = (unproven(Mutation::None), Fake::new());
-        (s.sends, s.app.retry_cnt) = (vec![write(1)], Some(0));
-        for n in 0..LOOKS {
-            if found_before.contains(&n) {
-                e.verdict(&mut s, PATH, Verdict::Alive);
-            }
-            e.look(n * LOOK_US, &s.progress());
-        }
-        // However fast it gives up: a peer that is about to switch needs its time to say so.
-        for n in 0..10 * u64::from(PROOFS) {
-            s.now_us = LOOKS * LOOK_US + n * PROOF_US / (10 * u64::from(PROOFS));
-            assert_eq!(e.gave_up(&mut s, WcStatus::RetryExcErr), Some(PATH));
-            e.verdict(&mut s, PATH, Verdict::Alive);
-            assert_eq!((s.ended, s.log.pop()), (None, Some("go on")));
-        }
-        s.now_us = LOOKS * LOOK_US + PROOF_US;
-        e.gave_up(&mut s, WcStatus::RetryExcErr);
-        e.verdict(&mut s, PATH, Verdict::Alive);
-        assert_eq!((s.ended, e.lqp().epoch()), (Some(Ended::GivenUp), 0));
+    for mutation in [Mutation::UnprovenRevived, Mutation::HeardIsProof] {
+        let (_, s) = gives_up(mutation, false, Verdict::Alive);
+        assert_eq!(asked(&s), None, "{mutation:?}");
     }
-    // A path that has just come back has its chance.
-    let (mut e, mut s) = (unproven(Mutation::None), Fake::new());
-    s.sends = vec![write(1)];
-    e.gave_up(&mut s, WcStatus::RetryExcErr);
-    e.verdict(&mut s, PATH, Verdict::Alive);
-    s.answered = true;
-    e.gave_up(&mut s, WcStatus::RetryExcErr);
-    e.verdict(&mut s, PATH, Verdict::Alive);
-    assert_eq!((s.ended, e.lqp().epoch() > 0), (None, true), "it has worked: it is revived");
-}
-
-/// Nobody asks a path that others show to live.
-#[test]
-fn a_path_that_others_use_is_known_to_live_without_a_question() {
-    let (mut e, mut s) = (unproven(Mutation::None), Fake::new());
-    s.sends = vec![write(1)];
-    for n in 0..LOOKS {
-        e.look(n * LOOK_US, &s.progress());
-        e.path_lives(PATH);
-    }
-    s.now_us = LOOKS * LOOK_US;
-    assert_eq!(e.gave_up(&mut s, WcStatus::RetryExcErr), Some(PATH));
-    e.verdict(&mut s, PATH, Verdict::Alive);
-    assert_eq!((s.ended, e.lqp().epoch()), (Some(Ended::GivenUp), 0));
 }
 
 /// The peer may have receives only: it would wait for ever.
 #[test]
 fn the_peer_of_a_qp_that_is_given_up_ends_too() {
-    let (mut e, mut s) = (unproven(Mutation::None), Fake::new());
-    s.sends = vec![write(1)];
-    stands_still(&mut e, &mut s, ALWAYS, Verdict::Alive);
+    let (mut e, mut s) = gives_up(Mutation::None, false, Verdict::Alive);
+    e.message(&mut s, &misfit(&e));
     let refused = |m: &&Message| matches!(m.body, Body::Refuse(_));
     let told = *s.sent.iter().find(refused).expect("the peer is told");
     let table = SlotTable::new(PATH, 2, 2, false);

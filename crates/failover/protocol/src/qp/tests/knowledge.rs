@@ -144,6 +144,7 @@ fn nothing_that_an_earlier_connection_said_is_about_this_one() {
         executed: Messages::default(),
         exact: true,
         completed: Messages::default(),
+        unproven_psn: None,
     };
     let refused = endpoint(1).incarnation;
     let refuse = |reason| Body::Refuse(Refuse { reason, epoch: 1, refused });
