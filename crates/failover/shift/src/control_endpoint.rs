@@ -157,28 +157,25 @@ impl ControlEndpoint {
         self.failed.load(Ordering::Relaxed) && self.failed.swap(false, Ordering::AcqRel)
     }
 
-    /// Takes the QP to RESET, where nothing is posted to it. The device may take its time, so this is
-    /// done by a thread of its own, with no lock held, and [`ControlEndpoint::mend`] after it. None:
-    /// another thread is at it, until [`ControlEndpoint::is_mended`].
-    pub(crate) fn reset(&self) -> Option<Result<()>> {
-        if self.mending.swap(true, Ordering::AcqRel) {
-            return None;
-        }
-        let reset = RcModify { state: Some(QpState::Reset), ..RcModify::default() };
-        Some(self.qp.modify(&QpModify { rc: reset, ..QpModify::default() }))
+    /// From now on nobody begins to send or to receive, until [`ControlEndpoint::is_mended`]. False:
+    /// another thread mends it already.
+    pub(crate) fn begin_to_mend(&self) -> bool {
+        !self.mending.swap(true, Ordering::AcqRel)
     }
 
-    /// Whoever has called [`ControlEndpoint::reset`] has done what follows.
+    /// Messages go and come again. What has come meanwhile raises no event: it is to be received.
     pub(crate) fn is_mended(&self) {
         self.mending.store(false, Ordering::Release);
+        self.cq.arm(false);
     }
 
     /// Gives the QP a new life, with its number. What was on its way is lost, as datagrams may be.
-    /// Nobody may receive meanwhile.
+    /// The device may take its time for any of these commands, so a thread of its own calls this,
+    /// with no lock held, once nobody sends or receives any more.
     ///
     /// Errors: the device does not take the QP there (it has died, say).
     pub(crate) fn mend(&self) -> Result<()> {
-        let mut free = lock(&self.free);
+        drop(lock(&self.free)); // whoever was sending has done so
         let reset = RcModify { state: Some(QpState::Reset), ..RcModify::default() };
         self.qp.modify(&QpModify { rc: reset, ..QpModify::default() })?;
         // What had completed is of the life before.
@@ -190,10 +187,8 @@ impl ControlEndpoint {
             }
         }
         self.failed.store(false, Ordering::Release);
-        *free = send_slots();
-        self.begin()?;
-        self.cq.arm(false);
-        Ok(())
+        *lock(&self.free) = send_slots();
+        self.begin()
     }
 
     fn make_qp(device: &Arc<dyn Device>, pd: PdHandle, cq: &Arc<Cq>) -> Result<Arc<dyn DeviceQp>> {
@@ -245,6 +240,9 @@ impl ControlEndpoint {
         datagram.extend_from_slice(messages);
         key.seal(&mut datagram);
         let mut free = lock(&self.free);
+        if self.mending.load(Ordering::Acquire) {
+            return Err(Error::no_room("the control endpoint is being mended"));
+        }
         let slot = free
             .pop()
             .ok_or_else(|| Error::no_room("all control datagrams are on their port_path"))?;
@@ -288,6 +286,9 @@ impl ControlEndpoint {
     pub fn receive(&self, key: &Key, mut each: impl FnMut(ControlAddr, &[u8])) -> u64 {
         let mut wcs = [Wc::default(); 16];
         let mut forged = 0;
+        if self.mending.load(Ordering::Acquire) {
+            return forged;
+        }
         self.cq.arm(false);
         // Bounded: what arrives meanwhile raises another event. An error means that the NIC has
         // died: it is opened anew when it is healed.

@@ -76,11 +76,13 @@ impl Worker {
             let own = core.clone();
             // The device may not answer.
             let mend = move || {
-                let Some(begun) = endpoint.reset() else { return };
-                let turn = lock(&own.control.receiving);
-                let mended = begun.and_then(|()| endpoint.mend());
+                if !endpoint.begin_to_mend() {
+                    return;
+                }
+                drop(lock(&own.control.receiving)); // whoever was receiving has done so
+                let mended = endpoint.mend();
                 endpoint.is_mended();
-                drop(turn);
+                inbound::receive(&own);
                 if mended.is_err() {
                     own.jobs.put(Job::MendAgain(at));
                 }
