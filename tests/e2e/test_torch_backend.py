@@ -10,7 +10,7 @@ import pytest
 from lib.fabric import Fabric
 from lib.paths import LOGS
 from lib.process import Failure, Skip, wait_until
-from lib.pytorch import HOSTS, PROGRAMS, counters, losses, torchrun
+from lib.pytorch import HOSTS, PROGRAMS, counters, flap, losses, same_bits, torchrun
 
 pytestmark = [
     pytest.mark.torch,
@@ -105,30 +105,10 @@ def test_training_while_nics_flap(logs, note, training):
     with Fabric(logs) as fabric:
         right, ranks = training.losses, training.ranks
         process = training.start(fabric, "unbroken")
-        hosts = HOSTS.split(",")[:ranks]
-        wait_until(
-            lambda: process.ended() or losses(process.output()), TRAINING_SECONDS, "the first step"
-        )
-        flaps, at = 0, len(losses(process.output()))
-        while not process.ended():
-            fabric.fault(
-                f"nic {hosts[flaps % ranks]}/{flaps % 4} {'dead' if flaps % 2 else 'down'}"
-            )
-            # Until steps were done with it: then it comes back, and the next one goes.
-            wait_until(
-                lambda: process.ended() or len(losses(process.output())) > at + 1,
-                TRAINING_SECONDS,
-                "another step",
-            )
-            fabric.clear()
-            at, flaps = len(losses(process.output())), flaps + 1
+        flaps = flap(fabric, process, ranks, TRAINING_SECONDS)
         got = trained(process, ranks, len(right))
         lost = [c["paths_failed"] for c in counters(process.output())]
-        if got != right:
-            first = next(k for k, (a, b) in enumerate(zip(got, right)) if a != b)
-            raise Failure(
-                f"the losses differ from step {first} on: {got[first]} instead of {right[first]}"
-            )
+        same_bits(got, right)
         if flaps < 5 or not any(lost):
             raise Failure(f"{flaps} faults, and {lost} paths have failed: nothing was survived")
         note(
@@ -155,18 +135,18 @@ CHECKS = (
 
 
 @pytest.mark.parametrize(
-    "ranks, flap",
+    "ranks, flapping",
     [(2, False), (3, False), (3, True)],
     ids=["2-ranks", "3-ranks", "3-ranks-nics-flap"],
 )
-def test_every_operation(logs, note, torch_python, ranks, flap):
-    """Every operation, layout and type beside gloo; `flap`: while NICs of all hosts die and come
-    back."""
+def test_every_operation(logs, note, torch_python, ranks, flapping):
+    """Every operation, layout and type beside gloo; `flapping`: while NICs of all hosts die and
+    come back."""
     with Fabric(logs) as fabric:
         process = torchrun(fabric, torch_python, "strided", ranks, [PROGRAMS / "strided.py"])
         faults = 0
         hosts = HOSTS.split(",")[:ranks]
-        while flap and not process.ended():
+        while flapping and not process.ended():
             fabric.fault(
                 f"nic {hosts[faults % ranks]}/{faults % 4} {'dead' if faults % 2 else 'down'}"
             )
@@ -190,11 +170,11 @@ def test_every_operation(logs, note, torch_python, ranks, flap):
             or min(int(right) for _, _, right, *_ in reported) < 300
         ):
             raise Failure(f"too few cases, or too few that gloo does right, too: {reported}")
-        if flap and faults < 5:
+        if flapping and faults < 5:
             raise Failure(f"{faults} faults are too few")
         cases, _, right, wrong, refused = reported[0]
         note(f"{cases} cases right; gloo right in {right}, wrong in {wrong}, refused {refused}")
-        if flap:
+        if flapping:
             note(f"{faults} faults")
 
 

@@ -43,14 +43,11 @@ impl Engine {
             let out = &self.peers[peer].outgoing[at];
             let room = out.tx.has_room() || left_out!(self.config.mutant, NoCredit);
             let by = out.tx.carrier().map(|rail| self.index(rail));
-            let may = by.is_some_and(|by| self.on_way[by] < self.window(by))
-                && out.tx.to_post().is_none();
+            let may = by.is_some_and(|by| !self.is_full(by)) && out.tx.to_post().is_none();
             // A peer that takes frames slowly, since others send to it, too, does not hold up what
             // goes elsewhere.
             let others = self.turns[at].iter().any(|lane| run.lanes[*lane as usize].peer != peer);
-            let posted = |by: usize| self.peers[peer].paths[by].posted;
-            let full = by.is_some_and(|by| posted(by) >= self.window(by).div_ceil(2));
-            let may = may && !(others && full);
+            let may = may && !(others && by.is_some_and(|by| self.has_half(peer, by)));
             if !room || !may {
                 self.turns[at].rotate_left(1);
                 blocked += 1;
@@ -117,7 +114,7 @@ impl Engine {
             };
             let by = self.index(rail);
             let posted = self.peers[peer].paths[by].posted;
-            if rail != MEMORY && (self.on_way[by] >= self.window(by) || posted >= MAX_POSTED) {
+            if rail != MEMORY && (self.is_full(by) || posted >= MAX_POSTED) {
                 return;
             }
             if rail == OUT_OF_BAND {

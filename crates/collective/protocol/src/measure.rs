@@ -53,9 +53,29 @@ impl Engine {
         }
     }
 
-    /// Frames that a rail may have on its way at most.
-    pub(crate) fn window(&self, at: usize) -> u32 {
-        self.rates.windows.get(at).map_or(self.config.window, |w| self.config.window.min(*w))
+    /// The window of a rail that is slower than others, if it is.
+    fn short_window(&self, at: usize) -> Option<u32> {
+        self.rates.windows.get(at).copied().filter(|window| *window < self.config.window)
+    }
+
+    /// Whether a rail has as much on its way as it may have.
+    ///
+    /// Where that is little, only frames count. What comes back over such a rail has to wait, so
+    /// credit, which waits for its acknowledgement as frames do, would take most of the room.
+    pub(crate) fn is_full(&self, at: usize) -> bool {
+        match self.short_window(at) {
+            Some(window) => self.rates.rails[at].frames() >= window,
+            None => self.on_way[at] >= self.config.window,
+        }
+    }
+
+    /// Whether a peer has half of what a rail may have on its way.
+    pub(crate) fn has_half(&self, peer: Rank, at: usize) -> bool {
+        let path = &self.peers[peer].paths[at];
+        match self.short_window(at) {
+            Some(window) => path.meter.frames() >= window.div_ceil(2),
+            None => path.posted >= self.config.window.div_ceil(2),
+        }
     }
 
     /// What was posted over a path is complete; it was the first of what was on its way.

@@ -86,6 +86,11 @@ impl Meter {
         self.since_us = None;
     }
 
+    /// Frames on their way; notices are none.
+    pub(crate) fn frames(&self) -> u32 {
+        self.frames
+    }
+
     /// In Mbit/s; 0 while it is not known.
     pub(crate) fn mbps(&self) -> u32 {
         let known = self.mbps.filter(|_| self.measures >= LEAST_MEASURES);

@@ -1,10 +1,10 @@
 //! A figure of SDR-RDMA's, and what is published of it.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use unbroken_chart::Figure;
 
 /// A value that the paper's text gives, and ours.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Published {
     /// The figure it belongs to.
     pub figure: u32,

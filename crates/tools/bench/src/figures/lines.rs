@@ -116,10 +116,11 @@ pub(super) fn figure_3() -> Result<Drawing> {
 /// What is published, as sentences below a figure.
 fn notes(published: &[Published]) -> Vec<String> {
     let note = |p: &Published| {
-        format!(
-            "{}: published {}; here {} (packets), {} (chunks).",
-            p.what, p.published, p.per_packet, p.per_chunk
-        )
+        let published = match p.published.as_str() {
+            "" => String::new(),
+            published => format!("published {published}; "),
+        };
+        format!("{}: {published}here {} (packets), {} (chunks).", p.what, p.per_packet, p.per_chunk)
     };
     published.iter().map(note).collect()
 }
@@ -140,6 +141,13 @@ fn peak_over_sizes(reading: Reading, of: Of) -> (f64, u64) {
     let at = |x: f64| (slowdown(Scheme::SrRto, &reading.link(LOSS), x as u64, of), x as u64);
     let all = spread(128.0 * 1024.0, (32 * GIB) as f64, 120).into_iter().map(at);
     all.fold((0.0, 0), |best, next| if next.0 > best.0 { next } else { best })
+}
+
+/// A size of a grid, whose steps are a tenth, with two digits in the unit that it is shown in.
+fn two_digits(size: f64) -> f64 {
+    let unit = 1024_f64.powf(size.log(1024.0).floor());
+    let step = 10_f64.powf((size / unit).log10().floor() - 1.0);
+    (size / unit / step).round() * step * unit
 }
 
 /// The loss from which on EC takes longer than SR, 128 MiB; none up to three tenths.
@@ -203,7 +211,7 @@ pub(super) fn figure_10() -> Result<Drawing> {
     let slowed = |what: &str, published: &str, of: Of| {
         let at = |reading| {
             let (ratio, size) = peak_over_sizes(reading, of);
-            format!("{ratio:.1}x at {}", bytes(size as f64))
+            format!("{ratio:.1}x at {}", bytes(two_digits(size as f64)))
         };
         let (per_packet, per_chunk) = (at(Reading::Packet), at(Reading::Chunk));
         let (what, published) = (what.into(), published.into());

@@ -17,6 +17,7 @@ mod setting;
 mod shift;
 
 use std::collections::HashSet;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Instant;
 
@@ -102,6 +103,36 @@ impl Folder<'_> {
     }
 }
 
+impl Folder<'_> {
+    /// Puts what is published of some figures in the place of what `sdr.json` says of them.
+    fn replace_published(&self, new: Vec<Published>) -> Result<()> {
+        let path = self.0.join("sdr.json");
+        let mut all: Vec<Published> = match std::fs::read_to_string(&path) {
+            Ok(text) => {
+                serde_json::from_str(&text).map_err(|e| format!("{}: {e}", path.display()))?
+            }
+            Err(e) if e.kind() == ErrorKind::NotFound => Vec::new(),
+            Err(e) => return Err(format!("cannot read {}: {e}", path.display()).into()),
+        };
+        all.retain(|old| new.iter().all(|new| new.figure != old.figure));
+        all.extend(new);
+        all.sort_by_key(|row| row.figure);
+        self.write("sdr.json", &(serde_json::to_string_pretty(&all)? + "\n"))
+    }
+
+    /// Writes the rows of all of SHIFT's figures that are kept here into `shift.json`.
+    fn gather_rows(&self) -> Result<()> {
+        let mut rows = Vec::new();
+        for (number, _) in shift::FIGURES {
+            let path = self.0.join(format!("shift-{}.json", padded(number)));
+            if path.exists() {
+                rows.extend(measured::read(&path)?.map_or(Vec::new(), |kept| kept.rows));
+            }
+        }
+        self.write("shift.json", &(serde_json::to_string_pretty(&rows)? + "\n"))
+    }
+}
+
 /// Draws all that was measured before again, from the files beside the pictures.
 pub fn redraw(out: &Path) -> Result<()> {
     let folder = Folder(out);
@@ -165,12 +196,11 @@ pub fn draw(out: &Path, only: &[String], tools: &Tools) -> Result<()> {
     if !rows.is_empty() {
         println!("\n{}", shift::table(&rows));
     }
-    // The files have all of a paper, or stay as they are.
-    if names().iter().filter(|name| name.starts_with("sdr-")).all(|name| wanted.contains(name)) {
-        folder.write("sdr.json", &(serde_json::to_string_pretty(&published)? + "\n"))?;
+    if !published.is_empty() {
+        folder.replace_published(published)?;
     }
-    if names().iter().filter(|name| name.starts_with("shift-")).all(|name| wanted.contains(name)) {
-        folder.write("shift.json", &(serde_json::to_string_pretty(&rows)? + "\n"))?;
+    if !rows.is_empty() {
+        folder.gather_rows()?;
     }
     Ok(())
 }
@@ -226,6 +256,24 @@ mod tests {
                 "{name}: both readings"
             );
         }
+    }
+
+    /// What is drawn alone says anew what is published of it, and leaves the rest as it is.
+    #[test]
+    fn rows_of_a_figure_are_replaced_by_those_of_its_next_drawing() {
+        let dir = tempfile::tempdir().unwrap();
+        let row = |figure, what: &str| {
+            let [published, per_packet, per_chunk] = ["1x", "2x", "3x"].map(String::from);
+            Published { figure, what: what.into(), published, per_packet, per_chunk }
+        };
+        let folder = Folder(dir.path());
+        let of = |names: &[(u32, &str)]| names.iter().map(|(n, what)| row(*n, what)).collect();
+        folder.replace_published(of(&[(3, "a"), (10, "b"), (10, "c"), (11, "d")])).unwrap();
+        folder.replace_published(of(&[(10, "e")])).unwrap();
+        let text = std::fs::read_to_string(dir.path().join("sdr.json")).unwrap();
+        let all: Vec<Published> = serde_json::from_str(&text).unwrap();
+        let what: Vec<_> = all.iter().map(|row| (row.figure, row.what.as_str())).collect();
+        assert_eq!(what, [(3, "a"), (10, "e"), (11, "d")]);
     }
 
     #[test]
