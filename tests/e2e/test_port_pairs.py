@@ -359,7 +359,9 @@ def spread(logs) -> tuple:
         wait_until(lambda: shares(0.2)[0] < SILENT_SHARE, 5, "port 1 carries nothing")
         one = shares(0.5)
         fabric.clear("nic a/0/1 down")
-        wait_until(lambda: min(shares(0.3)) > HALF, 5, "both carry again")
+        # How much a busy machine carries at all says nothing of the ports.
+        balanced = lambda: (now := shares(0.3)) and min(now) > max(SILENT_SHARE, max(now) / 4)
+        wait_until(balanced, 5, "both carry again")
         for end in (client, server):
             end.expect_success(30)
         if any(s["kind"] != "planned" for s in fabric.events("switch")):

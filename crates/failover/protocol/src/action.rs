@@ -170,6 +170,8 @@ pub enum FailCause {
     /// The transport gave up on a path that lives, and nothing had ever come through: the two ends
     /// were never connected to each other.
     NeverWorked,
+    /// The program asks for a READ or an atomic where it allows none.
+    NoReads,
     /// The transport gave up in one life after the other on paths that live.
     NothingMoves,
 }
@@ -178,7 +180,8 @@ impl FailCause {
     /// Whether the programs are the reason, and no NIC or path: the peer has ended or refused, or
     /// the two ends never fitted.
     pub const fn is_of_programs(self) -> bool {
-        matches!(self, FailCause::Refused(_) | FailCause::PeerClosed | FailCause::NeverWorked)
+        use FailCause::{NeverWorked, NoReads, PeerClosed, Refused};
+        matches!(self, Refused(_) | PeerClosed | NeverWorked | NoReads)
     }
 
     /// A sentence for logs.
@@ -198,6 +201,7 @@ impl FailCause {
                 "nothing ever came through although the path lives: the ends do not fit (QPNs, \
                  PSNs)"
             }
+            FailCause::NoReads => "a READ or an atomic, of which max_rd_atomic allows none",
             FailCause::NothingMoves => {
                 "the transport gave up in one life after the other, on paths that live"
             }

@@ -3,11 +3,11 @@
 
 use super::held::Held;
 use super::{Ended, Env, Executor, StepError};
-use crate::action::{OpenError, QuiesceError, Quiesced, Reason};
+use crate::action::{FailCause, OpenError, QuiesceError, Quiesced, Reason};
 use crate::mutants::left_out;
 use crate::silence::Silence;
 use crate::slots::Liveness;
-use unbroken_types::{Backlog, QpState, RcModify, WcStatus};
+use unbroken_types::{Backlog, QpState, RcModify, SendOpcode, WcStatus};
 
 /// A physical QP that takes its time to stop is asked so often: first, and at most (it doubles).
 const STOP_LOOK_US: u64 = 50;
@@ -34,7 +34,13 @@ impl Executor {
                 }
                 let progressed = progress.advanced > 0 || executed.all > 0 || completed.all > 0;
                 let outstanding = work.messages();
+                let reads = work.sends.first().is_some_and(|send| reads(send.opcode));
                 self.held = Some(Held { work, recvs: true });
+                // The device has no choice, and the next has none either.
+                let own = self.gave_up == Some(WcStatus::LocQpOpErr);
+                if own && reads && env.app().max_rd_atomic == Some(0) {
+                    return self.lqp.handle_mistake(env.now_us(), FailCause::NoReads);
+                }
                 Ok(Quiesced { executed, exact, completed, outstanding, progressed, idle })
             }
             Err((work, None)) => {
@@ -182,4 +188,9 @@ impl Executor {
         }
         env.ended(Ended::GivenUp);
     }
+}
+
+/// Whether it counts against `max_rd_atomic`.
+fn reads(opcode: SendOpcode) -> bool {
+    opcode == SendOpcode::Read || opcode.is_atomic()
 }

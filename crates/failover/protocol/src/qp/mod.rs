@@ -53,7 +53,9 @@ mod switch;
 #[cfg(test)]
 mod tests;
 
-use crate::action::{Action, Attempt, OpenError, Opened, QuiesceError, Quiesced, Reason};
+use crate::action::{
+    Action, Attempt, FailCause, OpenError, Opened, QuiesceError, Quiesced, Reason,
+};
 use crate::choice::{choose, Health, Policy};
 use crate::config::{Config, Counters};
 use crate::message::{Endpoint, Hello, RefuseReason};
@@ -425,6 +427,13 @@ impl LogicalQp {
     pub fn handle_ended(&mut self) {
         if self.state == State::Quiescing {
             self.on_ended();
+        }
+    }
+
+    /// Answers `Quiesce`: what the device said of the first work request is true on every path.
+    pub(crate) fn handle_mistake(&mut self, now_us: u64, cause: FailCause) {
+        if self.state == State::Quiescing {
+            self.fail(now_us, cause);
         }
     }
 

@@ -57,6 +57,26 @@ fn a_qp_through_which_nothing_ever_came_asks_whether_the_ends_fit() {
     assert_eq!(s.ended, None, "nobody has asked");
 }
 
+/// Every device says the same of a READ where the program allows none.
+#[test]
+fn a_read_where_none_is_allowed_is_the_programs_mistake() {
+    for (allowed, opcode, ends) in [
+        (0, SendOpcode::Read, true),
+        (0, SendOpcode::FetchAdd, true),
+        (1, SendOpcode::Read, false),
+        (0, SendOpcode::Write, false),
+    ] {
+        let (mut e, mut s) = unproven(Mutation::None);
+        s.app.max_rd_atomic = Some(allowed);
+        s.sends = vec![SendEntry { opcode, ..write(1) }, write(2)];
+        assert_eq!(e.gave_up(&mut s, WcStatus::LocQpOpErr), Some(PATH));
+        e.verdict(&mut s, PATH, Verdict::Alive);
+        assert_eq!(s.ended.is_some(), ends, "{opcode:?}, {allowed} allowed");
+        let original = [(1, WcStatus::LocQpOpErr), (2, WcStatus::WrFlushErr)];
+        assert!(!ends || s.wcs == original, "{:?}", s.wcs);
+    }
+}
+
 #[test]
 fn a_qp_that_only_stands_still_is_left_to_its_transport() {
     let (mut e, mut s) = unproven(Mutation::None);
