@@ -157,7 +157,8 @@ pub struct Qp {
     gate: Mutex<Gate>,
     /// Who made it looks after its failures, and wanted no protection.
     is_plain: bool,
-    /// It is not in the list of QPs with sends outstanding.
+    /// It is not in the list of QPs with sends outstanding, and goes there with the next send. Never
+    /// set of a plain one: nobody asks how far that is.
     idle: AtomicBool,
     /// Since when a thread of the program has the gate in a verb of control; 0: none does.
     in_verb_since_us: AtomicU64,
