@@ -58,7 +58,9 @@ mod tests {
         assert_eq!(s.look(20, 1, 0), Look { moved: false, silent_since_us: Some(20) });
         assert_eq!(s.look(30, 1, 0), Look { moved: false, silent_since_us: Some(20) });
         assert_eq!(s.look(40, 3, 2), Look { moved: true, silent_since_us: Some(40) });
+        assert_eq!((s.advanced(), s.since_us()), (2, Some(40)));
         assert_eq!(s.look(50, 0, 5), Look { moved: true, silent_since_us: None });
         assert_eq!(s.look(60, 0, 5), Look { moved: false, silent_since_us: None });
+        assert_eq!((s.advanced(), s.since_us()), (5, None));
     }
 }

@@ -190,7 +190,8 @@ pub struct Qp {
     gate: Mutex<Gate>,
     /// Who made it looks after its failures, and wanted no protection.
     is_plain: bool,
-    /// It is not in the list of QPs with sends outstanding.
+    /// It is not in the list of QPs with sends outstanding, and goes there with the next send. Never
+    /// set of a plain one: nobody asks how far that is.
     idle: AtomicBool,
     /// How posts of C programs reach the physical QP, where they can do so with nothing in between.
     lane: Option<Arc<Lane>>,

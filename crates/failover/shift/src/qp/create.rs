@@ -65,7 +65,7 @@ impl Qp {
             init: QpInit { wc_qpn: Some(qpn), ..init },
             unfit,
             is_plain: r.plain,
-            idle: AtomicBool::new(true),
+            idle: AtomicBool::new(!r.plain),
             lane: lane.clone(),
             in_verb_since_us: AtomicU64::new(0),
             gate: Mutex::new(Gate::new(phys, at, datagram, why_not, lane)),
