@@ -366,6 +366,19 @@ impl Cm {
         }
     }
 
+    /// Nobody listens for what a request asks: says so, and lets go of it.
+    pub fn refuse(&mut self, now_us: u64, id: ConnId) -> Result<(), CmError> {
+        let state = self.in_state(id, &[State::ReqReceived, State::SidrReqReceived])?.state;
+        if state == State::SidrReqReceived {
+            let rep = SidrRep { status: SidrStatus::UNSUPPORTED, ..SidrRep::default() };
+            self.answer(now_us, id, rep)?;
+        } else {
+            self.reject(now_us, id, Reason::INVALID_SERVICE_ID, &[])?;
+        }
+        self.destroy(now_us, id);
+        Ok(())
+    }
+
     /// A request is not wanted now: as if it had never come. The peer sends it again.
     pub fn drop_request(&mut self, id: ConnId) {
         self.forget(id.0);

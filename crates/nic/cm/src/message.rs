@@ -88,7 +88,7 @@ pub struct Req {
     pub transport: u8,
     /// The sender's QP has end-to-end flow control.
     pub flow_control: bool,
-    /// The first PSN that the sender sends.
+    /// The PSN at which the receiver begins to send.
     pub starting_psn: u32,
     /// 5 bits: within this time the sender answers.
     pub local_response_timeout: u8,
@@ -168,7 +168,7 @@ pub struct Rep {
     pub local_qkey: u32,
     /// The sender's QP.
     pub local_qpn: u32,
-    /// The first PSN that the sender sends.
+    /// The PSN at which the receiver begins to send.
     pub starting_psn: u32,
     /// READs and atomics that the sender answers at a time.
     pub responder_resources: u8,

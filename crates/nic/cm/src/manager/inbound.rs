@@ -40,7 +40,7 @@ impl Cm {
             return self.on_req_again(id, from, via);
         }
         if self.by_qp.contains_key(&(req.local_guid, req.local_qpn)) {
-            return self.refuse(from, via, transaction, req.local_id, Reason::STALE_CONNECTION);
+            return self.turn_away(from, via, transaction, req.local_id);
         }
         // It is sent again, when there may be room.
         let Ok(id) = self.fresh_id() else { return };
@@ -81,20 +81,21 @@ impl Cm {
             }
             State::Timewait => {
                 let (transaction, remote_id) = (c.transaction, c.remote_id.unwrap_or(0));
-                self.refuse(from, via, transaction, remote_id, Reason::STALE_CONNECTION);
+                self.turn_away(from, via, transaction, remote_id);
             }
             // The peer has what it asked for: this one was late.
             _ => {}
         }
     }
 
-    /// Rejects a request without keeping anything of it.
-    fn refuse(&mut self, to: Peer, via: usize, transaction: u64, remote_id: u32, reason: Reason) {
+    /// Rejects a request of a connection that has ended, or of a QP that is connected, without
+    /// keeping anything of it.
+    fn turn_away(&mut self, to: Peer, via: usize, transaction: u64, remote_id: u32) {
         let rej = Rej {
             local_id: 0,
             remote_id,
             rejected: Rejected::Req,
-            reason,
+            reason: Reason::STALE_CONNECTION,
             information: Vec::new(),
             private: Vec::new(),
         };

@@ -24,13 +24,16 @@ fn address(end: usize) -> Peer {
     Peer { gid: [end as u8 + 1; 16], qpn: 1 }
 }
 
+/// To which end a datagram flies.
+type Flying = (usize, Box<[u8; MAD_BYTES]>);
+
 /// Two ends and what is between them.
 struct World {
     now_us: u64,
     ends: [Cm; 2],
     events: [Vec<(ConnId, Event)>; 2],
     /// What is on its way, by time of arrival.
-    flying: BTreeMap<(u64, u64), (usize, Box<[u8; MAD_BYTES]>)>,
+    flying: BTreeMap<(u64, u64), Flying>,
     fates: Vec<Fate>,
     sent: usize,
     /// Each end accepts what it is asked, and establishes what it is answered.
