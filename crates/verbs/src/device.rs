@@ -255,6 +255,9 @@ pub struct QpInit {
     /// It is made ahead of its use: nobody polls for it and it is lent no receive of an SRQ before
     /// [`ResumableQp::adopt`].
     pub standby: bool,
+    /// UD: it takes management datagrams, so its number is that which peers send them to, where no
+    /// other of the process has it.
+    pub management: bool,
 }
 
 /// A change of a QP; `None` leaves a field as it is.

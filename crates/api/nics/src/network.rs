@@ -1,6 +1,7 @@
 //! Whose an address is, for programs that connect by address.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use unbroken_fabric::Fabric;
 use unbroken_runtime::{now_us, Runtime};
@@ -8,8 +9,12 @@ use unbroken_softnic::{Config, NicSource};
 use unbroken_types::{Gid, LinkLayer};
 use unbroken_verbs::{Error, Result};
 
-/// The name that the machine itself has where NICs are addresses of its interfaces.
-const MACHINE: &str = "machine";
+/// The name that a host has where NICs are addresses of its interfaces: ports are of a network
+/// namespace, as those of TCP.
+fn machine_name() -> String {
+    let namespace = std::fs::metadata("/proc/self/ns/net").map_or(0, |meta| meta.ino());
+    format!("machine-{namespace}")
+}
 
 /// A port of a NIC of this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,7 +58,7 @@ impl Network {
             NicSource::Addresses(addresses, _) => {
                 let ports = addresses.iter().enumerate();
                 own.extend(ports.map(|(nic, ip)| OwnPort { nic, port: 1, ip: *ip }));
-                (MACHINE.to_owned(), None)
+                (machine_name(), None)
             }
             NicSource::Host(host) => {
                 let fabric = Fabric::open(&config.runtime).map_err(invalid)?;
@@ -107,6 +112,24 @@ impl Network {
             }
             (Some(_), IpAddr::V6(_)) => None,
         }
+    }
+
+    /// The hosts that share the loopback interface of this machine, this one first.
+    pub fn hosts(&self) -> Vec<String> {
+        let others = self.fabric.iter().flat_map(|fabric| fabric.hosts());
+        let others = others.map(|host| host.name.clone()).filter(|name| *name != self.host);
+        std::iter::once(self.host.clone()).chain(others).collect()
+    }
+
+    /// The address of a NIC of a host, counted on from the first where there are not so many.
+    pub fn address(&self, host: &str, nic: usize) -> Option<IpAddr> {
+        if host == self.host {
+            let first_ports: Vec<_> = self.own.iter().filter(|port| port.port == 1).collect();
+            return first_ports.get(nic % first_ports.len().max(1)).map(|port| port.ip);
+        }
+        let fabric = self.fabric.as_ref()?;
+        let count = usize::from(fabric.nic_count(host).ok()?.max(1));
+        fabric.nic_addr(host, (nic % count) as u8).ok().map(IpAddr::V4)
     }
 
     /// The GID of the port that has this address.

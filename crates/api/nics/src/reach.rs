@@ -167,6 +167,7 @@ impl End<'_> {
                     local_keys_of: None,
                     control: false,
                     standby: false,
+                    management: false,
                 };
                 let qp = device.create_qp(&init).map_err(failed("no queue pair"));
                 qp.map(|qp| (keys.lkey, qp)).inspect_err(|_| drop(domain.dereg_mr(keys.lkey)))

@@ -61,6 +61,8 @@ pub(crate) struct Id {
     pub(crate) progress: Progress,
     pub(crate) source: Option<SocketAddr>,
     pub(crate) destination: Option<SocketAddr>,
+    /// The NIC's address that the destination stands for.
+    pub(crate) target: Option<IpAddr>,
     pub(crate) route: Option<Route>,
     pub(crate) taken: Option<Taken>,
     pub(crate) connection: Option<ConnId>,
@@ -92,6 +94,7 @@ impl Id {
             progress: Progress::Idle,
             source: None,
             destination: None,
+            target: None,
             route: None,
             taken: None,
             connection: None,

@@ -159,6 +159,7 @@ impl Endpoint {
             sq_sig_all: false,
             cookie: 0,
             plain: false,
+            management: true,
         })?;
         let peer = Peer { gid: gid.0, qpn: qp.qpn() };
         let endpoint =

@@ -160,6 +160,7 @@ impl Host {
             local_keys_of: Some(0),
             control: false,
             standby: false,
+            management: false,
         }
     }
 }

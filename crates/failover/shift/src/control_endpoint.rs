@@ -218,6 +218,7 @@ impl ControlEndpoint {
             local_keys_of: None,
             control: true,
             standby: false,
+            management: false,
         })
     }
 

@@ -86,6 +86,7 @@ mod tests {
             local_keys_of: None,
             control: false,
             standby: false,
+            management: false,
         }
     }
 

@@ -116,6 +116,7 @@ impl End {
             local_keys_of: None,
             control: false,
             standby: false,
+            management: false,
         })?;
         Ok(End { nic, cq, buf, mr, qp, remote: Remote::default(), _nics: nics })
     }

@@ -122,11 +122,12 @@ impl State {
             _ => return Err(libc::EINVAL),
         }
         let (event, status) = match self.find_route(number, destination) {
-            Ok((route, from)) => {
+            Ok((route, from, target)) => {
                 let id = self.ids.get_mut(number).ok_or(libc::ENOENT)?;
                 let port = id.source.map_or(0, |source| source.port());
                 id.source = Some(SocketAddr::new(from, port));
                 (id.destination, id.route) = (Some(destination), Some(route));
+                id.target = Some(target);
                 id.progress = Progress::AddressResolved;
                 (ADDR_RESOLVED, 0)
             }
@@ -136,16 +137,19 @@ impl State {
         Ok(())
     }
 
-    /// The way to an address, and the address that it begins at.
-    fn find_route(&self, number: u32, destination: SocketAddr) -> Result<(Route, IpAddr)> {
+    /// The way to an address, the address that it begins at, and the NIC's address at its end.
+    fn find_route(
+        &self,
+        number: u32,
+        destination: SocketAddr,
+    ) -> Result<(Route, IpAddr, IpAddr)> {
         let id = self.ids.get(number).ok_or(libc::ENOENT)?;
         let ip = destination.ip().to_canonical();
-        let here = ip.is_unspecified() || ip.is_loopback_of_this_host();
-        let place = match here {
-            true => Some(Place::Host(self.network.host().to_owned(), 0)),
-            false => self.network.locate(ip),
+        let ip = match ip.is_unspecified() || ip.is_loopback_of_this_host() {
+            true => self.behind_loopback(id.space, destination.port()).ok_or(libc::ENODEV)?,
+            false => ip,
         };
-        let place = place.ok_or_else(|| nobody(ip))?;
+        let place = self.network.locate(ip).ok_or_else(|| nobody(ip))?;
         let bound = id.route.map(|route| (route.nic, route.port));
         let port = match bound {
             Some((nic, port)) => {
@@ -155,14 +159,28 @@ impl State {
             None => self.choose_port(ip, &place),
         };
         let port = port.ok_or(libc::ENODEV)?;
-        let dgid = if here { self.network.gid(port.ip) } else { self.network.gid(ip) };
+        let dgid = self.network.gid(ip);
         let route = Route { dgid: dgid.0, ..self.route_from(&port)? };
         // The source is told in the family of the destination.
         let from = match (destination.ip(), port.ip) {
             (IpAddr::V6(_), IpAddr::V4(v4)) => v4.to_ipv6_mapped().into(),
             (_, ip) => ip,
         };
-        Ok((route, from))
+        Ok((route, from, ip))
+    }
+
+    /// The address of a NIC that stands behind the loopback address: of the host that listens at
+    /// that port, this one first. The hosts of an emulated network share that address, for TCP, too.
+    fn behind_loopback(&self, space: PortSpace, port: u16) -> Option<IpAddr> {
+        let own = self.network.own();
+        let works = own.iter().find(|own| self.network.works(own)).or(own.first())?;
+        let hosts = self.network.hosts();
+        let listens = |host: &&String| {
+            let ip = self.network.address(host, works.nic);
+            ip.is_some_and(|ip| self.ports.listener(host, space, port, ip).is_some())
+        };
+        let host = hosts.iter().find(listens).or(hosts.first())?;
+        self.network.address(host, works.nic)
     }
 
     /// A port of ours that leads there and works: on the same rail, if there is one.

@@ -2,7 +2,7 @@
 
 use super::State;
 use crate::abi::{ConnParam, Result};
-use crate::ids::{Agreed, Id, Loopback, Progress, Route};
+use crate::ids::{Agreed, Id, Progress, Route};
 use crate::qp;
 use std::net::IpAddr;
 use unbroken_cm::{
@@ -62,12 +62,7 @@ impl State {
 
     /// Who answers at an address and port.
     fn answerer(&self, space: PortSpace, ip: IpAddr, port: u16) -> Answerer {
-        let here = ip.is_unspecified() || ip.is_loopback_of_this_host();
-        let place = match here {
-            true => Some(Place::Host(self.network.host().to_owned(), 0)),
-            false => self.network.locate(ip),
-        };
-        let (host, rail) = match place {
+        let (host, rail) = match self.network.locate(ip) {
             Some(Place::Host(host, rail)) => (host, rail),
             Some(Place::Beyond) => {
                 let gid = self.network.gid(ip).0;
@@ -90,8 +85,8 @@ impl State {
         if id.progress != Progress::RouteResolved || !param.valid {
             return Err(libc::EINVAL);
         }
-        let (Some(source), Some(destination), Some(route)) =
-            (id.source, id.destination, id.route)
+        let (Some(source), Some(destination), Some(ip), Some(route)) =
+            (id.source, id.destination, id.target, id.route)
         else {
             return Err(libc::EINVAL);
         };
@@ -103,13 +98,9 @@ impl State {
         if param.private.len() > room - IP_HEADER_BYTES {
             return Err(libc::EINVAL);
         }
-        let header = IpHeader {
-            port: source.port(),
-            source: source.ip(),
-            destination: destination.ip(),
-        };
+        let header = IpHeader { port: source.port(), source: source.ip(), destination: ip };
         let private = [&header.encode()[..], &param.private].concat();
-        let (space, ip) = (id.space, destination.ip().to_canonical());
+        let space = id.space;
         let service_id = service_id(space, destination.port());
         let timeout = id.ack_timeout.unwrap_or(ACK_TIMEOUT);
         let traffic_class = id.traffic_class;

@@ -199,6 +199,7 @@ impl End {
             local_keys_of: Some(0),
             control: false,
             standby: false,
+            management: false,
         };
         let qp = host.nics[0].create_holding_qp(&init).unwrap();
         let qpn = qp.qpn();

@@ -57,7 +57,8 @@ impl Qp {
             context: Arc::downgrade(context),
             nic,
             qpn,
-            init: QpInit { wc_qpn: Some(qpn), ..init },
+            // Its later lives have other numbers, as those of any QP.
+            init: QpInit { wc_qpn: Some(qpn), management: false, ..init },
             unfit,
             is_plain: r.plain,
             idle: AtomicBool::new(true),
@@ -158,5 +159,6 @@ fn physical(r: &QpRequest, nic: usize, protect: bool, home: Option<Gid>) -> QpIn
         local_keys_of: Some(nic as u8),
         control: false,
         standby: false,
+        management: r.management,
     }
 }

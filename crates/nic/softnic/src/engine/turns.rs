@@ -268,6 +268,7 @@ mod tests {
                 local_keys_of: None,
                 control: false,
                 standby: false,
+                management: false,
             };
             let qps = (0..QPS).map(|_| nic.create_qp(&init).unwrap()).collect();
             Host { nic, cq, qps, mr, buf }

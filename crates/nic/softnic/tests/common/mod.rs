@@ -192,6 +192,7 @@ impl Host {
             local_keys_of: None,
             control: false,
             standby: false,
+            management: false,
         }
     }
 
