@@ -6,7 +6,6 @@
 //! program's end has a name of its own, so a copy of it is known by that, in a forked child, too.
 
 use crate::abi::{Errno, Result};
-use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{RecvFlags, SendFlags, SocketAddrUnix};
 use std::collections::VecDeque;
 use std::io;
@@ -123,19 +122,14 @@ impl Channel {
 }
 
 /// Waits until events lie in a channel; EAGAIN where its descriptor does not block, EINTR where a
-/// signal handler ran.
+/// signal handler ran that does not ask for the wait to go on (SA_RESTART).
 pub(crate) fn wait(theirs: BorrowedFd<'_>) -> Result<()> {
-    let flags = rustix::fs::fcntl_getfl(theirs).map_err(|e| e.raw_os_error())?;
-    if flags.contains(rustix::fs::OFlags::NONBLOCK) {
-        return Err(libc::EAGAIN);
-    }
-    let mut fds = [PollFd::from_borrowed_fd(theirs, PollFlags::IN)];
-    let forever: Option<&Timespec> = None;
-    rustix::event::poll(&mut fds, forever).map_err(|e| e.raw_os_error())?;
-    match fds[0].revents().contains(PollFlags::HUP) {
+    let mut byte = [0u8; 1];
+    match rustix::net::recv(theirs, &mut byte, RecvFlags::PEEK) {
         // Our end is gone, which happens in a forked child alone.
-        true => Err(libc::EIO),
-        false => Ok(()),
+        Ok((_, 0)) => Err(libc::EIO),
+        Ok(_) => Ok(()),
+        Err(e) => Err(e.raw_os_error()),
     }
 }
 
@@ -147,6 +141,7 @@ pub(crate) fn errno(e: &io::Error) -> Errno {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::event::{PollFd, PollFlags, Timespec};
 
     fn readable(fd: BorrowedFd<'_>) -> bool {
         let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];

@@ -4,7 +4,8 @@
 //! on using the addresses that they know. Datagrams may be lost: the CM sends them again, each time
 //! by another NIC.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use rustix::event::epoll;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use unbroken_cm::{Peer, MAD_BYTES};
@@ -13,7 +14,7 @@ use unbroken_types::{
     Access, Gid, GidType, Grh, PdHandle, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc,
     WcStatus, GRH_BYTES,
 };
-use unbroken_verbs::{CompChannel, Cq, QpModify, RcModify, RecvWr, Result, SendWr, UdDest};
+use unbroken_verbs::{CompChannel, Cq, Error, QpModify, RcModify, RecvWr, Result, SendWr, UdDest};
 
 /// The key of the QPs that take management datagrams (`IB_QP1_QKEY`).
 const QKEY: u32 = 0x8001_0000;
@@ -30,6 +31,7 @@ struct Endpoint {
     context: Arc<Context>,
     qp: Arc<Qp>,
     cq: Arc<Cq>,
+    channel: Arc<CompChannel>,
     sgid_index: u8,
     /// Receive slots, which the NIC writes while we own them: so they are atomics.
     ring: Box<[AtomicU64]>,
@@ -42,7 +44,9 @@ struct Endpoint {
 
 /// The QPs of a process.
 pub(crate) struct Transport {
-    channel: Arc<CompChannel>,
+    /// Readable when the channel of one of them is. A device whose objects are its own has a channel
+    /// of its own.
+    arrivals: OwnedFd,
     endpoints: Vec<Option<Endpoint>>,
 }
 
@@ -56,17 +60,18 @@ pub(crate) struct Arrived {
 impl Transport {
     /// QPs on all NICs; those that cannot be had now are left out.
     pub(crate) fn open(system: &System) -> Result<Transport> {
-        let channel = CompChannel::new()?;
-        let mut t = Transport { channel, endpoints: Vec::new() };
+        let arrivals = epoll::create(epoll::CreateFlags::CLOEXEC);
+        let arrivals = arrivals.map_err(|e| Error::os("epoll", &e.into()))?;
+        let mut t = Transport { arrivals, endpoints: Vec::new() };
         for device in system.devices() {
-            t.endpoints.push(Endpoint::open(system, device.index, &t.channel).ok());
+            t.endpoints.push(Endpoint::open(system, device.index, &t.arrivals).ok());
         }
         Ok(t)
     }
 
     /// A descriptor that is readable when datagrams have arrived.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.channel.as_fd()
+        self.arrivals.as_fd()
     }
 
     /// Where peers reach each NIC.
@@ -87,7 +92,7 @@ impl Transport {
             if slot.as_ref().is_some_and(|e| !e.failed) {
                 continue;
             }
-            if let Ok(endpoint) = Endpoint::open(system, nic, &self.channel) {
+            if let Ok(endpoint) = Endpoint::open(system, nic, &self.arrivals) {
                 if let Some(old) = slot.replace(endpoint) {
                     old.close();
                 }
@@ -118,7 +123,6 @@ impl Transport {
 
     /// Hands over what has arrived, at most what the rings hold.
     pub(crate) fn receive(&mut self, mut each: impl FnMut(Arrived)) {
-        self.channel.drain();
         for (via, endpoint) in self.endpoints.iter_mut().enumerate() {
             if let Some(endpoint) = endpoint {
                 endpoint.receive(via, &mut each);
@@ -128,7 +132,7 @@ impl Transport {
 }
 
 impl Endpoint {
-    fn open(system: &System, nic: usize, channel: &Arc<CompChannel>) -> Result<Endpoint> {
+    fn open(system: &System, nic: usize, arrivals: &OwnedFd) -> Result<Endpoint> {
         let context = system.open(nic)?;
         let port = context.port(1)?;
         let gid = context.gid();
@@ -141,6 +145,10 @@ impl Endpoint {
         let base = ring.as_ptr() as u64;
         let len = (SLOTS * SLOT_BYTES) as u64;
         let lkey = context.reg_mr(pd, base, len, base, Access::LOCAL_WRITE)?.lkey;
+        let channel = context.create_channel()?;
+        let data = epoll::EventData::new_u64(nic as u64);
+        epoll::add(arrivals, channel.as_fd(), data, epoll::EventFlags::IN)
+            .map_err(|e| Error::os("epoll", &e.into()))?;
         let cq = context.create_cq(2 * (SLOTS as u32 + SENDS), Some(channel.clone()))?;
         let caps = QpCaps {
             max_send_wr: SENDS,
@@ -163,7 +171,7 @@ impl Endpoint {
         })?;
         let peer = Peer { gid: gid.0, qpn: qp.qpn() };
         let endpoint =
-            Endpoint { context, qp, cq, sgid_index, ring, lkey, pd, peer, failed: false };
+            Endpoint { context, qp, cq, channel, sgid_index, ring, lkey, pd, peer, failed: false };
         endpoint.begin()?;
         Ok(endpoint)
     }
@@ -208,6 +216,7 @@ impl Endpoint {
     }
 
     fn receive(&mut self, via: usize, each: &mut impl FnMut(Arrived)) {
+        self.channel.drain();
         self.cq.arm(false);
         let mut wcs = [Wc::default(); BATCH];
         // Bounded: what arrives meanwhile raises another event.

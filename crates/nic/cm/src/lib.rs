@@ -16,6 +16,7 @@ mod ip;
 mod mad;
 mod manager;
 mod message;
+mod mutants;
 mod reason;
 #[cfg(test)]
 mod tests;

@@ -19,6 +19,7 @@ use crate::mad::{Mad, MAD_BYTES};
 use crate::message::{
     Disconnect, Message, Rej, Rejected, Rep, Req, Rtu, SidrRep, SidrReq, SidrStatus,
 };
+use crate::mutants::{left_out, Mutation};
 use crate::reason::Reason;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use thiserror::Error;
@@ -158,6 +159,7 @@ pub struct Cm {
     deadlines: BTreeSet<(u64, u32)>,
     outputs: VecDeque<Output>,
     random: u64,
+    pub(crate) mutation: Mutation,
 }
 
 impl Cm {
@@ -171,6 +173,7 @@ impl Cm {
             deadlines: BTreeSet::new(),
             outputs: VecDeque::new(),
             random: config.seed,
+            mutation: Mutation::None,
         }
     }
 
@@ -438,7 +441,7 @@ impl Cm {
                 self.forget(id);
             }
             State::ReqSent | State::RepSent | State::SidrReqSent | State::DreqSent
-                if c.attempts < max_retries =>
+                if c.attempts < max_retries && !left_out!(self.mutation, SendOnce) =>
             {
                 c.attempts += 1;
                 c.wait_us = wait_us;
@@ -471,6 +474,9 @@ impl Cm {
     fn finish(&mut self, now_us: u64, id: u32) {
         let Some(c) = self.connections.get_mut(&id) else { return };
         c.state = State::Timewait;
+        if left_out!(self.mutation, ForgetAtOnce) {
+            return self.forget(id);
+        }
         self.leave_qp(id);
         self.set_deadline(id, Some(now_us + self.config.timewait_us));
     }

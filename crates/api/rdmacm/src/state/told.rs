@@ -199,6 +199,9 @@ impl State {
             return;
         }
         // The channel takes no more: the peer asks again.
+        if let Some(listener) = told.listener.and_then(|listener| self.ids.get_mut(listener)) {
+            listener.waiting = listener.waiting.saturating_sub(1);
+        }
         self.ids.remove(number);
         self.cm.drop_request(connection);
     }

@@ -6,6 +6,7 @@ use crate::mad::Mad;
 use crate::message::{
     Apr, Disconnect, Lap, Message, Mra, Rej, Rejected, Rep, Req, Rtu, SidrRep, SidrReq,
 };
+use crate::mutants::left_out;
 use crate::reason::Reason;
 
 impl Cm {
@@ -30,13 +31,15 @@ impl Cm {
 
     /// The connection that a message names, if both names are right.
     fn named(&mut self, local_id: u32, remote_id: u32) -> Option<(u32, &mut Connection)> {
+        let believes = left_out!(self.mutation, BelieveStrangers);
         let c = self.connections.get_mut(&local_id)?;
-        c.is_of(remote_id).then_some((local_id, c))
+        (believes || c.is_of(remote_id)).then_some((local_id, c))
     }
 
     fn on_req(&mut self, from: Peer, via: usize, transaction: u64, req: Box<Req>) {
         let key = Remote::Connection(req.local_guid, req.local_id);
-        if let Some(&id) = self.by_remote.get(&key) {
+        let known = self.by_remote.get(&key).filter(|_| !left_out!(self.mutation, TellTwice));
+        if let Some(&id) = known {
             return self.on_req_again(id, from, via);
         }
         if self.by_qp.contains_key(&(req.local_guid, req.local_qpn)) {
@@ -219,7 +222,9 @@ impl Cm {
         // Whether or not the connection is known: the peer waits for it.
         let (local_id, remote_id) = (dreq.remote_id, dreq.local_id);
         let drep = Message::Drep(Rtu { local_id, remote_id, private: Vec::new() });
-        self.send(via, from, &Mad { transaction, message: drep });
+        if !left_out!(self.mutation, NoDrep) {
+            self.send(via, from, &Mad { transaction, message: drep });
+        }
         if let Some((id, state, _)) = ours {
             let stands = [State::Established, State::RepSent, State::RepReceived, State::DreqSent];
             if stands.contains(&state) {

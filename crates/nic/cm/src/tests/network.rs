@@ -1,5 +1,6 @@
 //! Two ends over a network that loses, doubles and delays messages.
 
+use crate::mutants::Mutation;
 use crate::*;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -371,6 +372,47 @@ fn a_peer_whose_process_is_gone_has_disconnected() {
     w.ends[0].peer_died(w.now_us, id);
     w.flush();
     assert_eq!(w.count(0, is_end), 1);
+}
+
+/// Whether all goes as it should where this rule is left out.
+fn is_right_without(mutation: Mutation) -> bool {
+    let arrives = |after_us| Fate::Arrives { after_us };
+    // The request comes again when the connection stands, and once more when it is over; a reply, a
+    // DREQ and its answer are lost once.
+    let late = Fate::Doubled { after_us: 10, again_us: 60_000 };
+    let fates = [late, Fate::Lost, arrives(10), arrives(10), arrives(10), Fate::Lost, Fate::Lost];
+    let mut w = World::new(fates.to_vec());
+    w.ends.iter_mut().for_each(|end| end.mutation = mutation);
+    let id = w.connect(0);
+    w.run(30_000);
+    let is_request = |event: &Event| matches!(event, Event::Request { .. });
+    let Some(other) = w.events[1].iter().find(|(_, event)| is_request(event)) else { return false };
+    let other = other.0;
+    let stranger = Disconnect { local_id: 5, remote_id: id.0, remote_qpn: 100, private: vec![] };
+    let mad = Mad { transaction: 1, message: Message::Dreq(stranger) };
+    w.ends[0].handle(w.now_us, address(1), 0, &mad.encode());
+    w.flush();
+    let stands = |end: usize, id| w.ends[end].state(id) == Some(State::Established);
+    if !stands(0, id) || !stands(1, other) {
+        return false;
+    }
+    if w.ends[0].disconnect(w.now_us, id).is_err() {
+        return false;
+    }
+    w.flush();
+    w.run(HOUR_US);
+    let once = |end: usize| w.count(end, is_end) == 1;
+    let told = w.events[0].iter().any(|(_, e)| *e == Event::Disconnected { timed_out: false });
+    w.count(1, is_request) == 1 && once(0) && once(1) && told && w.ends[1].count() == 0
+}
+
+#[test]
+fn every_rule_that_is_left_out_is_noticed() {
+    use Mutation::{BelieveStrangers, ForgetAtOnce, NoDrep, None, SendOnce, TellTwice};
+    assert!(is_right_without(None));
+    for mutation in [TellTwice, SendOnce, BelieveStrangers, ForgetAtOnce, NoDrep] {
+        assert!(!is_right_without(mutation), "{mutation:?}");
+    }
 }
 
 fn fate() -> impl Strategy<Value = Fate> {
