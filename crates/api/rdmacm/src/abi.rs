@@ -234,10 +234,9 @@ impl Command {
                 space: PortSpace::from_code(b.u16(16)?).ok_or(libc::EINVAL)?,
             },
             1 => Command::DestroyId { out: out(0)?, id: b.u32(8)? },
-            2 => Command::Bind {
-                id: b.u32(36)?,
-                address: some(b.address(8, SOCKADDR_IN6_BYTES)?)?,
-            },
+            2 => {
+                Command::Bind { id: b.u32(36)?, address: some(b.address(8, SOCKADDR_IN6_BYTES)?)? }
+            }
             3 => Command::Resolve {
                 source: b.address(0, SOCKADDR_IN6_BYTES)?,
                 destination: some(b.address(28, SOCKADDR_IN6_BYTES)?)?,

@@ -34,11 +34,14 @@ pub(crate) const UDP_QKEY: u32 = 0x0123_4567;
 /// `struct ib_uverbs_ah_attr` of a route.
 pub(crate) fn address_vector(out: Answer, route: &Route, traffic_class: u8) -> Answer {
     let named = route.dgid != [0; 16];
-    out.u8s(&route.dgid)
-        .u32(0)
-        .u8s(&[route.sgid_index, HOP_LIMIT, traffic_class, 0])
-        .u16(0)
-        .u8s(&[0, 0, 0, named.into(), route.port, 0])
+    out.u8s(&route.dgid).u32(0).u8s(&[route.sgid_index, HOP_LIMIT, traffic_class, 0]).u16(0).u8s(&[
+        0,
+        0,
+        0,
+        named.into(),
+        route.port,
+        0,
+    ])
 }
 
 /// The answer, `struct ib_uverbs_qp_attr`. EINVAL where the id is not that far.
@@ -54,9 +57,7 @@ pub(crate) fn attributes(id: &Id, state: u32) -> Result<Vec<u8>> {
         RTR if connected => {
             STATE | AV | PATH_MTU | DEST_QPN | RQ_PSN | MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER
         }
-        RTS if connected => {
-            STATE | SQ_PSN | TIMEOUT | RETRY_CNT | RNR_RETRY | MAX_QP_RD_ATOMIC
-        }
+        RTS if connected => STATE | SQ_PSN | TIMEOUT | RETRY_CNT | RNR_RETRY | MAX_QP_RD_ATOMIC,
         _ => return Err(libc::EINVAL),
     };
     let access = if connected { REMOTE_ACCESS } else { 0 };
@@ -96,8 +97,7 @@ mod tests {
     fn id(space: PortSpace) -> Id {
         let mut id = Id::new(1, 1, space);
         let gid = [9; 16];
-        id.route =
-            Some(Route { nic: 0, port: 2, sgid_index: 3, sgid: gid, dgid: gid, mtu: 5 });
+        id.route = Some(Route { nic: 0, port: 2, sgid_index: 3, sgid: gid, dgid: gid, mtu: 5 });
         id
     }
 

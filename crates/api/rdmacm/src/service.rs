@@ -103,12 +103,7 @@ pub fn command(fd: BorrowedFd<'_>, bytes: &[u8], memory: &dyn Memory) -> Option<
     }
 }
 
-fn carry_out(
-    fd: BorrowedFd<'_>,
-    number: u64,
-    bytes: &[u8],
-    memory: &dyn Memory,
-) -> Result<()> {
+fn carry_out(fd: BorrowedFd<'_>, number: u64, bytes: &[u8], memory: &dyn Memory) -> Result<()> {
     let service = service().map_err(|_| libc::ENODEV)?;
     let command = Command::parse(bytes)?;
     let option = match &command {
@@ -122,9 +117,8 @@ fn carry_out(
         _ => None,
     };
     loop {
-        let done = service.with(|state| {
-            state.carry_out(number, fd, &command, option.as_deref(), other)
-        })?;
+        let done = service
+            .with(|state| state.carry_out(number, fd, &command, option.as_deref(), other))?;
         match done {
             Done::Nothing => return Ok(()),
             Done::Answer(out, answer) => {

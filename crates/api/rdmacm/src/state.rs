@@ -275,9 +275,8 @@ impl State {
     /// Ends an id, and what it has; gives how many events the program was given of it.
     fn destroy(&mut self, number: u32) -> u32 {
         let Some(id) = self.ids.remove(number) else { return 0 };
-        let events = self.take_events(id.channel, |event| {
-            event.id == number || event.listener == Some(number)
-        });
+        let events = self
+            .take_events(id.channel, |event| event.id == number || event.listener == Some(number));
         // Requests that nobody has been told of end with their listener.
         for event in events.iter().filter(|event| event.listener == Some(number)) {
             self.destroy(event.id);

@@ -138,11 +138,7 @@ impl State {
     }
 
     /// The way to an address, the address that it begins at, and the NIC's address at its end.
-    fn find_route(
-        &self,
-        number: u32,
-        destination: SocketAddr,
-    ) -> Result<(Route, IpAddr, IpAddr)> {
+    fn find_route(&self, number: u32, destination: SocketAddr) -> Result<(Route, IpAddr, IpAddr)> {
         let id = self.ids.get(number).ok_or(libc::ENOENT)?;
         let ip = destination.ip().to_canonical();
         let ip = match ip.is_unspecified() || ip.is_loopback_of_this_host() {
@@ -190,7 +186,8 @@ impl State {
             let like = |port: &&OwnPort| port.ip.is_ipv4() == ip.is_ipv4();
             return self.network.route(ip).or_else(|| own.iter().find(like).copied());
         };
-        let own: Vec<OwnPort> = self.network.own().iter().filter(|p| p.port == 1).copied().collect();
+        let own: Vec<OwnPort> =
+            self.network.own().iter().filter(|p| p.port == 1).copied().collect();
         let count = own.len().max(1);
         let in_turn = || (0..count).filter_map(|step| own.get((rail + step) % count)).copied();
         in_turn().find(|port| self.network.works(port)).or_else(|| in_turn().next())
@@ -338,10 +335,12 @@ mod tests {
 
     #[test]
     fn paths_lie_as_the_headers_have_them() {
-        let route =
-            Route { nic: 0, port: 1, sgid_index: 0, sgid: [1; 16], dgid: [2; 16], mtu: 5 };
+        let route = Route { nic: 0, port: 1, sgid_index: 0, sgid: [1; 16], dgid: [2; 16], mtu: 5 };
         let record = path_record(Answer::default(), &route, 8).0;
-        assert_eq!((record.len(), &record[..16], &record[16..32]), (64, &[2; 16][..], &[1; 16][..]));
+        assert_eq!(
+            (record.len(), &record[..16], &record[16..32]),
+            (64, &[2; 16][..], &[1; 16][..])
+        );
         assert_eq!(record[48..], [5, 0, 0, 0, 255, 255, 64, 8, 1, 0, 2, 2, 16, 2, 16, 0][..]);
         let wire = wire_path(Answer::default(), &route, 8).0;
         assert_eq!((wire.len(), wire[8 + 8..8 + 24] == [2; 16]), (72, true));

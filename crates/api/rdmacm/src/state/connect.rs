@@ -6,7 +6,7 @@ use crate::ids::{Agreed, Id, Progress, Route};
 use crate::qp;
 use std::net::IpAddr;
 use unbroken_cm::{
-    service_id, CmError, Connect, IpHeader, Path, Peer, PortSpace, Reason, Reply, Rep, Req,
+    service_id, CmError, Connect, IpHeader, Path, Peer, PortSpace, Reason, Rep, Reply, Req,
     SidrRep, SidrReq, IP_HEADER_BYTES,
 };
 use unbroken_nics::Place;

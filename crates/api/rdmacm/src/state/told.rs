@@ -43,7 +43,8 @@ fn event_bytes(number: u32, id: &Id, uid: u64, event: u32, told: &Told<'_>) -> V
     let out = out.u32(told.qp_num).u32(told.qkey);
     let len = told.private.len().min(MAX_PRIVATE - 1);
     let out = if id.is_datagram() {
-        let nowhere = Route { nic: 0, port: 0, sgid_index: 0, sgid: [0; 16], dgid: [0; 16], mtu: 0 };
+        let nowhere =
+            Route { nic: 0, port: 0, sgid_index: 0, sgid: [0; 16], dgid: [0; 16], mtu: 0 };
         let route = id.route.unwrap_or(nowhere);
         let out = qp::address_vector(out, &route, id.traffic_class);
         out.field(&told.private[..len], MAX_PRIVATE).u8s(&[len as u8]).field(&[], 7)
@@ -101,7 +102,9 @@ impl State {
     /// The CM tells something.
     pub(super) fn on_event(&mut self, connection: ConnId, event: Event) {
         match event {
-            Event::Request { req, via, from } => return self.on_request(connection, &req, via, from),
+            Event::Request { req, via, from } => {
+                return self.on_request(connection, &req, via, from)
+            }
             Event::SidrRequest { req, via, from } => {
                 return self.on_question(connection, &req, via, from);
             }
@@ -148,7 +151,8 @@ impl State {
     }
 
     fn on_answer(&mut self, number: u32, rep: &SidrRep) {
-        let told = Told { private: &rep.private, qp_num: rep.qpn, qkey: rep.qkey, ..Told::default() };
+        let told =
+            Told { private: &rep.private, qp_num: rep.qpn, qkey: rep.qkey, ..Told::default() };
         match rep.status {
             SidrStatus::VALID => self.tell(number, ESTABLISHED, &told),
             status => self.tell(number, UNREACHABLE, &Told { status: status.0.into(), ..told }),
