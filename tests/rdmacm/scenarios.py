@@ -172,8 +172,9 @@ def backlog(ip):
     """A listener has its limit; who finds no room comes again."""
     channel, listener = listening(backlog=2)
     client = Channel()
-    for _ in range(4):
-        client.create().ask(ip, listener.port())
+    # A QP is in one connection: each has its own.
+    for qpn in range(10, 14):
+        client.create().ask(ip, listener.port(), qpn=qpn)
     time.sleep(0.2)
     for _ in range(4):
         other, _ = request(channel)
