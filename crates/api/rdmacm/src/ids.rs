@@ -235,7 +235,7 @@ mod tests {
     #[test]
     fn numbers_are_used_again() {
         let mut ids = Ids::default();
-        let mut add = || Id::new(1, 1, PortSpace::Tcp);
+        let add = || Id::new(1, 1, PortSpace::Tcp);
         let numbers: Vec<u32> = (0..3).map(|_| ids.add(add()).unwrap()).collect();
         assert_eq!(numbers, [0, 1, 2]);
         ids.remove(1);
