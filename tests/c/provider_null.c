@@ -1,4 +1,4 @@
-/* A provider that does nothing, with TEST_PROVIDER_NULL: RC QPs of provider.c's devices take what is
+/* A provider that does nothing, with TEST_PROVIDER_NULL: RC QPs of provider.c take what is
  * posted and complete it at once, without a network. What a call costs beyond that is the cost of
  * whoever calls it. Completions are polled by the thread that posts. */
 #include "provider_null.h"
