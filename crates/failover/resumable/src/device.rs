@@ -22,8 +22,6 @@ use unbroken_verbs::{
 pub(crate) struct Opened {
     pub(crate) index: usize,
     pub(crate) device: Arc<dyn Device>,
-    /// That of the plain device.
-    domain: Arc<dyn MemoryDomain>,
     pub(crate) interceptor: Arc<EventInterceptor>,
     pub(crate) memory: Arc<LogicalMemory>,
     pub(crate) host: Host,
@@ -158,21 +156,15 @@ impl Drop for PdUse {
 /// be resumed on another NIC.
 pub struct ResumableDevice {
     opened: Arc<Opened>,
+    /// That of the plain device, and ours.
+    domain: Arc<dyn MemoryDomain>,
     view: Arc<dyn MemoryDomain>,
 }
 
 impl Drop for ResumableDevice {
     fn drop(&mut self) {
         if !self.opened.device.alive() {
-            self.opened.memory.detach(self.opened.index, &self.opened.domain);
-        }
-    }
-}
-
-impl Drop for Opened {
-    fn drop(&mut self) {
-        if !self.device.alive() {
-            self.memory.release(self.index, &self.domain);
+            self.opened.memory.detach(self.opened.index, &self.domain);
         }
     }
 }
@@ -209,7 +201,6 @@ impl ResumableDevice {
         let opened = Opened {
             index,
             device,
-            domain,
             interceptor,
             memory,
             host,
@@ -219,7 +210,7 @@ impl ResumableDevice {
             cqs: Mutex::default(),
             srqs: Mutex::default(),
         };
-        Ok(ResumableDevice { opened: Arc::new(opened), view })
+        Ok(ResumableDevice { opened: Arc::new(opened), domain, view })
     }
 
     /// What an application may be told of a wrapped device.
