@@ -22,6 +22,8 @@ use unbroken_verbs::{
 pub(crate) struct Opened {
     pub(crate) index: usize,
     pub(crate) device: Arc<dyn Device>,
+    /// That of the plain device.
+    domain: Arc<dyn MemoryDomain>,
     pub(crate) interceptor: Arc<EventInterceptor>,
     pub(crate) memory: Arc<LogicalMemory>,
     pub(crate) host: Host,
@@ -156,15 +158,21 @@ impl Drop for PdUse {
 /// be resumed on another NIC.
 pub struct ResumableDevice {
     opened: Arc<Opened>,
-    /// That of the plain device, and ours.
-    domain: Arc<dyn MemoryDomain>,
     view: Arc<dyn MemoryDomain>,
 }
 
 impl Drop for ResumableDevice {
     fn drop(&mut self) {
         if !self.opened.device.alive() {
-            self.opened.memory.detach(self.opened.index, &self.domain);
+            self.opened.memory.detach(self.opened.index, &self.opened.domain);
+        }
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        if !self.device.alive() {
+            self.memory.release(self.index, &self.domain);
         }
     }
 }
@@ -201,6 +209,7 @@ impl ResumableDevice {
         let opened = Opened {
             index,
             device,
+            domain,
             interceptor,
             memory,
             host,
@@ -210,7 +219,7 @@ impl ResumableDevice {
             cqs: Mutex::default(),
             srqs: Mutex::default(),
         };
-        Ok(ResumableDevice { opened: Arc::new(opened), domain, view })
+        Ok(ResumableDevice { opened: Arc::new(opened), view })
     }
 
     /// What an application may be told of a wrapped device.

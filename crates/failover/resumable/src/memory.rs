@@ -20,6 +20,7 @@
 //! whoever registers a region marks that it comes, and others wait for that.
 
 mod nic_pd;
+mod openings;
 mod peers;
 mod source;
 mod space;
@@ -40,7 +41,7 @@ use std::sync::{
 };
 use std::time::Duration;
 use unbroken_log::{tell, Level, Part};
-use unbroken_types::{next_key_set, Access, PdHandle, FIRST_KEY_SET};
+use unbroken_types::{Access, PdHandle, FIRST_KEY_SET};
 use unbroken_verbs::{Error, MemoryDomain, MrChange, MrKeys, Result};
 use view::View;
 
@@ -179,48 +180,6 @@ impl LogicalMemory {
         let _ = self.on_change.set(Box::new(hook));
     }
 
-    /// A NIC was opened, or opened again after its death: its handles of an earlier life are void.
-    /// Regions come there in the background.
-    pub(crate) fn attach(
-        &self,
-        nic: usize,
-        domain: Arc<dyn MemoryDomain>,
-        commands: Arc<Commands>,
-    ) {
-        *write(&self.nics[nic].open) = None;
-        let next = |last| Some(next_key_set(last));
-        let last = self.nics[nic].key_set.fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
-        let key_set = next_key_set(last.unwrap_or_else(|last| last));
-        let old: Vec<_> = lock(&self.pds).values_mut().filter_map(|pd| pd.on[nic].take()).collect();
-        for mr in self.all() {
-            let mut s = lock(&mr.state);
-            s.on[nic] = None;
-            s.refused &= !bit(nic);
-        }
-        drop(old);
-        // Before a QP is made there, whose peer may know regions by their older keys.
-        self.look_for_foreign_keys(nic, &write(&self.nics[nic].space));
-        *write(&self.nics[nic].open) = Some(Open { domain, commands, key_set });
-        self.changed();
-        self.all().iter().for_each(|mr| self.fill_later(mr));
-    }
-
-    /// Finds out whether a region of a NIC's space has a key that the NIC did not give since it was
-    /// opened last.
-    fn look_for_foreign_keys(&self, nic: usize, space: &Space) {
-        let key_set = self.key_set(nic);
-        let foreign = space.by_lkey.values().any(|mr| mr.key_set != key_set);
-        self.nics[nic].foreign.store(foreign, Ordering::Release);
-    }
-
-    /// A NIC is closed: what it had is gone. Not so if it has been opened again meanwhile.
-    pub fn detach(&self, nic: usize, domain: &Arc<dyn MemoryDomain>) {
-        let mut there = write(&self.nics[nic].open);
-        if there.as_ref().is_some_and(|there| Arc::ptr_eq(&there.domain, domain)) {
-            *there = None;
-        }
-    }
-
     fn all(&self) -> Vec<Arc<Mr>> {
         self.nics
             .iter()
@@ -278,8 +237,8 @@ impl LogicalMemory {
         let made = Arc::new(NicPd::new(domain, commands)?);
         let mut pds = lock(&self.pds);
         let entry = pds.get_mut(&pd).ok_or_else(|| no_pd(pd))?;
-        if self.key_set(nic) != key_set {
-            return Err(Error::device_gone(format!("NIC {nic} was opened again")));
+        if !self.is_open(nic, key_set) {
+            return Err(Error::device_gone(format!("NIC {nic} was closed meanwhile")));
         }
         // Another thread may have made one meanwhile; ours ends with no lock held.
         let kept = entry.on[nic].get_or_insert_with(|| made.clone()).clone();
@@ -339,7 +298,7 @@ impl LogicalMemory {
         if s.comes[nic] == key_set {
             s.comes[nic] = 0;
         }
-        let useless = s.gone || self.key_set(nic) != key_set;
+        let useless = s.gone || !self.is_open(nic, key_set);
         match &made {
             Err(e) if e.errno() != libc::EIO => {
                 s.refused |= bit(nic);
@@ -422,7 +381,8 @@ impl LogicalMemory {
                 continue;
             }
             let mut on = vec![None; self.nics.len()];
-            on[nic] = Some(There { keys, key_set, pd: own_pd.clone() });
+            let pd_there = own_pd.clone();
+            on[nic] = self.is_open(nic, key_set).then_some(There { keys, key_set, pd: pd_there });
             let kept = source.keep().inspect_err(|_| drop(domain.dereg_mr(keys.lkey)))?;
             let (source, comes) = (Arc::new(kept), vec![0; self.nics.len()]);
             let (refused, hurried, gone) = (0, false, false);

@@ -19,6 +19,11 @@ impl NicPd {
         Ok(NicPd { domain, commands, handle })
     }
 
+    /// Whether it belongs to that opening of its NIC.
+    pub(super) fn is_of(&self, domain: &Arc<dyn MemoryDomain>) -> bool {
+        Arc::ptr_eq(&self.domain, domain)
+    }
+
     /// Its handle on the NIC.
     pub(crate) fn handle(&self) -> PdHandle {
         self.handle

@@ -84,6 +84,8 @@ struct Nic {
     next_pd: u32,
     pds: Vec<PdHandle>,
     tells_when_polled: bool,
+    /// Shared with whoever has the NIC open.
+    handle: Arc<()>,
 }
 
 #[derive(Default)]
@@ -247,9 +249,16 @@ impl Net {
             next_pd: 1 + id.1 as u32,
             pds: Vec::new(),
             tells_when_polled: false,
+            handle: Arc::default(),
         };
+        let _handle = nic.handle.clone();
         self.state().nics.insert(id, nic);
-        Arc::new(MockNic { net: self.clone(), id, name: format!("{}/{}", id.0, id.1) })
+        Arc::new(MockNic { net: self.clone(), id, name: format!("{}/{}", id.0, id.1), _handle })
+    }
+
+    /// Whether somebody has a NIC open, or its memory.
+    pub fn is_open(&self, id: NicId) -> bool {
+        Arc::strong_count(&self.state().nics[&id].handle) > 1
     }
 
     /// The NIC dies. Its flushes come later; posts are refused with an errno, or accepted.

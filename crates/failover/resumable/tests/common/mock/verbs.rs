@@ -10,6 +10,7 @@ pub(super) struct MockNic {
     pub(super) net: Net,
     pub(super) id: NicId,
     pub(super) name: String,
+    pub(super) _handle: Arc<()>,
 }
 
 impl MockNic {
@@ -72,7 +73,12 @@ impl Device for MockNic {
     }
     fn drain(&self) {}
     fn memory(&self) -> Arc<dyn MemoryDomain> {
-        Arc::new(MockNic { net: self.net.clone(), id: self.id, name: String::new() })
+        Arc::new(MockNic {
+            net: self.net.clone(),
+            id: self.id,
+            name: String::new(),
+            _handle: self._handle.clone(),
+        })
     }
     fn gid_index(&self) -> u8 {
         3
@@ -103,8 +109,12 @@ impl Device for MockNic {
                 Cq::of_source(Owner::PROCESS, entries, channel, Box::new(|_| {}), source)?
             }
         };
-        let port: Arc<dyn Driver> =
-            Arc::new(MockNic { net: self.net.clone(), id: self.id, name: String::new() });
+        let port: Arc<dyn Driver> = Arc::new(MockNic {
+            net: self.net.clone(),
+            id: self.id,
+            name: String::new(),
+            _handle: self._handle.clone(),
+        });
         cq.attach(&port);
         Ok(cq)
     }

@@ -1,0 +1,70 @@
+//! What becomes of domains and regions when a NIC is opened, dies and is closed.
+
+use super::{bit, read, write, LogicalMemory, Mr, NicPd, Open, Pd, Space};
+use crate::commands::Commands;
+use crate::lock;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use unbroken_types::next_key_set;
+use unbroken_verbs::MemoryDomain;
+
+impl LogicalMemory {
+    /// A NIC was opened, or opened again after its death: its handles of an earlier life are void.
+    /// Regions come there in the background.
+    pub(crate) fn attach(
+        &self,
+        nic: usize,
+        domain: Arc<dyn MemoryDomain>,
+        commands: Arc<Commands>,
+    ) {
+        *write(&self.nics[nic].open) = None;
+        let next = |last| Some(next_key_set(last));
+        let last = self.nics[nic].key_set.fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
+        let key_set = next_key_set(last.unwrap_or_else(|last| last));
+        self.forget(nic, |_| true);
+        self.all().iter().for_each(|mr| lock(&mr.state).refused &= !bit(nic));
+        // Before a QP is made there, whose peer may know regions by their older keys.
+        self.look_for_foreign_keys(nic, &write(&self.nics[nic].space));
+        *write(&self.nics[nic].open) = Some(Open { domain, commands, key_set });
+        self.changed();
+        self.all().iter().for_each(|mr| self.fill_later(mr));
+    }
+
+    /// Finds out whether a region of a NIC's space has a key that the NIC did not give since it was
+    /// opened last.
+    pub(super) fn look_for_foreign_keys(&self, nic: usize, space: &Space) {
+        let key_set = self.key_set(nic);
+        let foreign = space.by_lkey.values().any(|mr| mr.key_set != key_set);
+        self.nics[nic].foreign.store(foreign, Ordering::Release);
+    }
+
+    /// A NIC is closed: what it had is gone. Not so if it has been opened again meanwhile.
+    pub fn detach(&self, nic: usize, domain: &Arc<dyn MemoryDomain>) {
+        let mut there = write(&self.nics[nic].open);
+        if there.as_ref().is_some_and(|there| Arc::ptr_eq(&there.domain, domain)) {
+            *there = None;
+        }
+    }
+
+    /// Nothing on a NIC that is closed uses its domains and regions any more. Whatever holds them
+    /// keeps the device open, and a driver may wait for that before it lets the device go.
+    pub(crate) fn release(&self, nic: usize, domain: &Arc<dyn MemoryDomain>) {
+        self.detach(nic, domain);
+        self.forget(nic, |pd| pd.is_of(domain));
+    }
+
+    /// Forgets what a NIC had in some of its domains.
+    fn forget(&self, nic: usize, of: impl Fn(&NicPd) -> bool) {
+        let taken = |pd: &mut Pd| pd.on[nic].take_if(|pd| of(pd));
+        let pds: Vec<_> = lock(&self.pds).values_mut().filter_map(taken).collect();
+        let taken = |mr: &Arc<Mr>| lock(&mr.state).on[nic].take_if(|there| of(&there.pd));
+        let regions: Vec<_> = self.all().iter().filter_map(taken).collect();
+        // The last use of a domain ends it, with no lock held.
+        drop((regions, pds));
+    }
+
+    /// Whether that opening of a NIC is the present one, and has not ended.
+    pub(super) fn is_open(&self, nic: usize, key_set: u16) -> bool {
+        read(&self.nics[nic].open).as_ref().is_some_and(|open| open.key_set == key_set)
+    }
+}
