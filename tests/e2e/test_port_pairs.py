@@ -345,7 +345,7 @@ def spread(logs) -> tuple:
         fabric.env["UNBROKEN_APM"] = "spread"
         for port in (1, 2):
             fabric.fault(f"rate a/0/{port} {RATE_MBIT}Mbit")
-        server, client = fabric.pair("ib_write_bw", ["-F", "-s", 16384, "-q", 8, "-D", 8])
+        server, client = fabric.pair("ib_write_bw", ["-F", "-s", 16384, "-q", 8, "-D", 20])
         wait_until(
             lambda: len(fabric.events("path-migrated")) >= 8, 10, "half of the queue pairs migrate"
         )
@@ -361,7 +361,7 @@ def spread(logs) -> tuple:
         fabric.clear("nic a/0/1 down")
         # How much a busy machine carries at all says nothing of the ports.
         balanced = lambda: (now := shares(0.3)) and min(now) > max(SILENT_SHARE, max(now) / 4)
-        wait_until(balanced, 5, "both carry again")
+        wait_until(balanced, 12, "both carry again")
         for end in (client, server):
             end.expect_success(30)
         if any(s["kind"] != "planned" for s in fabric.events("switch")):

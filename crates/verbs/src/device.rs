@@ -338,6 +338,10 @@ pub trait Device: Send + Sync {
     fn port(&self, port: u8) -> Result<PortAttr>;
     /// Whether the device still works at all (not fatal).
     fn alive(&self) -> bool;
+    /// Whether the kernel has taken it away, and may wait until it is closed.
+    fn removed(&self) -> bool {
+        false
+    }
     /// Whether a packet sent now through port 1 could leave: alive and that port up.
     fn usable(&self) -> bool;
     /// Takes in what has arrived so far, in the caller's thread, and waits for whoever is at work

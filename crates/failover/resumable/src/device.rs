@@ -171,7 +171,7 @@ impl Drop for ResumableDevice {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        if !self.device.alive() {
+        if self.device.removed() {
             self.memory.release(self.index, &self.domain);
         }
     }

@@ -237,8 +237,8 @@ impl LogicalMemory {
         let made = Arc::new(NicPd::new(domain, commands)?);
         let mut pds = lock(&self.pds);
         let entry = pds.get_mut(&pd).ok_or_else(|| no_pd(pd))?;
-        if !self.is_open(nic, key_set) {
-            return Err(Error::device_gone(format!("NIC {nic} was closed meanwhile")));
+        if self.key_set(nic) != key_set {
+            return Err(Error::device_gone(format!("NIC {nic} was opened again")));
         }
         // Another thread may have made one meanwhile; ours ends with no lock held.
         let kept = entry.on[nic].get_or_insert_with(|| made.clone()).clone();
@@ -298,7 +298,7 @@ impl LogicalMemory {
         if s.comes[nic] == key_set {
             s.comes[nic] = 0;
         }
-        let useless = s.gone || !self.is_open(nic, key_set);
+        let useless = s.gone || self.key_set(nic) != key_set;
         match &made {
             Err(e) if e.errno() != libc::EIO => {
                 s.refused |= bit(nic);
@@ -381,8 +381,7 @@ impl LogicalMemory {
                 continue;
             }
             let mut on = vec![None; self.nics.len()];
-            let pd_there = own_pd.clone();
-            on[nic] = self.is_open(nic, key_set).then_some(There { keys, key_set, pd: pd_there });
+            on[nic] = Some(There { keys, key_set, pd: own_pd.clone() });
             let kept = source.keep().inspect_err(|_| drop(domain.dereg_mr(keys.lkey)))?;
             let (source, comes) = (Arc::new(kept), vec![0; self.nics.len()]);
             let (refused, hurried, gone) = (0, false, false);

@@ -49,6 +49,8 @@ pub(crate) struct Shared {
     pub(crate) context: Arc<Context>,
     sink: Arc<dyn EventSink>,
     alive: AtomicBool,
+    /// The kernel has taken it away.
+    removed: AtomicBool,
     /// The port as it was when an event last spoke of it, and whether it is active.
     port: Mutex<PortAttr>,
     port_active: AtomicBool,
@@ -108,6 +110,11 @@ impl Shared {
 
     fn tell(&self, event: DeviceEvent) {
         self.sink.event(self.index, event);
+    }
+
+    fn was_removed(&self) {
+        self.removed.store(true, Ordering::Release);
+        self.died();
     }
 
     fn died(&self) {
@@ -223,7 +230,7 @@ impl Shared {
                 self.take_async_events();
                 if fds[1].revents & (libc::POLLERR | libc::POLLHUP) != 0 {
                     // The kernel has taken the device away.
-                    self.died();
+                    self.was_removed();
                     fds[1].fd = -1;
                 }
             }
@@ -234,7 +241,7 @@ impl Shared {
                 }
             }
             if fds[3].revents != 0 && removal.as_ref().is_some_and(Removal::is_gone) {
-                self.died();
+                self.was_removed();
                 fds[3].fd = -1;
             }
         }
@@ -331,6 +338,7 @@ impl HostDevice {
             context,
             sink,
             alive: AtomicBool::new(true),
+            removed: AtomicBool::new(false),
             port,
             port_active: AtomicBool::new(false),
             address,
@@ -407,6 +415,10 @@ impl Device for HostDevice {
 
     fn alive(&self) -> bool {
         self.shared.alive()
+    }
+
+    fn removed(&self) -> bool {
+        self.shared.removed.load(Ordering::Acquire)
     }
 
     fn usable(&self) -> bool {

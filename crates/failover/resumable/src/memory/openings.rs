@@ -1,6 +1,6 @@
 //! What becomes of domains and regions when a NIC is opened, dies and is closed.
 
-use super::{bit, read, write, LogicalMemory, Mr, NicPd, Open, Pd, Space};
+use super::{bit, write, LogicalMemory, Mr, NicPd, Open, Pd, Space};
 use crate::commands::Commands;
 use crate::lock;
 use std::sync::atomic::Ordering;
@@ -61,10 +61,5 @@ impl LogicalMemory {
         let regions: Vec<_> = self.all().iter().filter_map(taken).collect();
         // The last use of a domain ends it, with no lock held.
         drop((regions, pds));
-    }
-
-    /// Whether that opening of a NIC is the present one, and has not ended.
-    pub(super) fn is_open(&self, nic: usize, key_set: u16) -> bool {
-        read(&self.nics[nic].open).as_ref().is_some_and(|open| open.key_set == key_set)
     }
 }

@@ -68,6 +68,9 @@ impl Device for MockNic {
     fn alive(&self) -> bool {
         self.with(|nic| nic.alive)
     }
+    fn removed(&self) -> bool {
+        !self.alive()
+    }
     fn usable(&self) -> bool {
         self.with(|nic| nic.alive && !nic.cut)
     }
