@@ -175,8 +175,8 @@ int main(int argc, char **argv)
     else if (!strcmp(what, "length"))
         length();
     else
-        fail("usage: mistakes psn-ahead | psn-behind | psn-heard | psn-once | qpn | qpn-other | reads | "
-             "gid | length");
+        fail("usage: mistakes psn-ahead | psn-behind | psn-heard | psn-once | qpn | qpn-other | "
+             "reads | gid | length");
     printf("done\n");
     return 0;
 }
