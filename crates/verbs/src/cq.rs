@@ -336,10 +336,8 @@ impl Cq {
     /// and has nothing, or usual completions. None: [`Self::poll`] says what there is.
     #[inline(always)]
     pub fn poll_direct(&self, out: &mut [Wc]) -> Option<usize> {
-        if !self.looks_empty() || self.eventful.load(Ordering::Relaxed) {
-            return None;
-        }
-        match self.direct.poll(out) {
+        let passes_ring = || self.looks_empty() && !self.eventful.load(Ordering::Relaxed);
+        match self.direct.poll(out, passes_ring) {
             Found::Some(n) => Some(n),
             Found::Elsewhere => None,
             Found::Nothing => {

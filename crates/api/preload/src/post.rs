@@ -30,7 +30,7 @@ pub unsafe extern "C" fn post_send_by_lane(
             return 0;
         }
     }
-    // SAFETY: what is left of the caller's list.
+    // SAFETY: the rest of the caller's list, from the first work request that the lane left.
     unsafe { post_send(qp, next, bad_wr) }
 }
 
@@ -50,7 +50,7 @@ pub unsafe extern "C" fn post_recv_by_lane(
             return 0;
         }
     }
-    // SAFETY: what is left of the caller's list.
+    // SAFETY: the rest of the caller's list, from the first work request that the lane left.
     unsafe { post_recv(qp, next, bad_wr) }
 }
 

@@ -108,9 +108,9 @@ fn a_slow_nic_has_its_part_when_it_was_measured() {
     }
 }
 
-/// What a slow NIC has on its way is little, and what comes back to it waits behind what others send
-/// to it: credit must not take the room of frames there. With it among them, operations took 15 %
-/// longer than as planned with the same NIC when its rate is told.
+/// A slow NIC has few frames in flight, and credit for it waits behind the frames that others send
+/// it. If credit counted as frames, an operation would take 15 % longer than the plan for that NIC's
+/// rate.
 #[test]
 fn a_slow_nic_is_kept_busy() {
     const SLOW_MBPS: u64 = 20;

@@ -11,9 +11,9 @@
 //!
 //! It is a state machine without I/O: the owner posts, polls, and tells it what came of that.
 //!
-//! Rooms: `journal` is posting and its states, `sends` what is recorded of a send, `row` how (a
-//! journal is generic over that), `completion` what a WC does, `usual` the
-//! short ways of both, `stop` how a QP is stopped, `slot` the numbers.
+//! Files: `journal` posts and has the states, `sends` is the ring of sends, `row` is what a journal
+//! keeps of one (a journal is generic over it), `completion` handles a WC, `usual` has the short
+//! ways of posts and completions, `stop` stops a QP, `slot` has the numbers.
 #![forbid(unsafe_code)]
 
 mod completion;

@@ -1,58 +1,58 @@
-//! How one send is kept: what a journal is generic over.
+//! The row of one send. A journal is generic over it.
 
 use unbroken_types::{SendFlags, SendOpcode, SendWr, Sge};
 
-/// A send as a journal keeps it. Almost every send has one scatter/gather entry and no operands:
-/// then its row has all of it. What others have besides lies beside the ring ([`Marks::beside`]).
+/// A recorded send. Almost every send has one scatter/gather entry and no operands, and fits its row.
+/// More entries, inline data and operands lie beside the ring ([`Marks::beside`]).
 ///
-/// [`PlainRow`] is the one of tests and of the simulator. Over a provider the row *is* the
-/// provider's work request, so that a post copies it once.
+/// Tests and the simulator use [`PlainRow`]. Over a provider, the row *is* the provider's work
+/// request, so a post copies it once.
 pub trait SendRow: Clone {
-    /// A row that nothing was written to.
+    /// An unused row.
     const EMPTY: Self;
 
-    /// Writes what every send has (number, opcode, flags, immediate, remote address and key), the
-    /// only entry of its list, where it has one, and what is noted of it.
+    /// Records a send: its number, opcode, flags, immediate, remote address and key, its single
+    /// scatter/gather entry (zeros if the list lies beside), and the journal's marks.
     fn write(&mut self, wr: &SendWr<'_>, sge: Sge, marks: Marks);
 
-    /// The send as it was posted, as far as the row has it: with that entry, and without operands.
+    /// The send as posted, with the row's single entry and without operands.
     fn wr(&self) -> SendWr<'_>;
 
-    /// The number that the application gave it.
+    /// The application's `wr_id`.
     fn wr_id(&self) -> u64;
 
-    /// What it does.
+    /// The opcode.
     fn opcode(&self) -> SendOpcode;
 
-    /// The flags that the application gave it.
+    /// The application's send flags.
     fn flags(&self) -> SendFlags;
 
-    /// What the journal notes of it.
+    /// The journal's marks.
     fn marks(&self) -> &Marks;
 
-    /// The same, to be changed.
+    /// The journal's marks, mutable.
     fn marks_mut(&mut self) -> &mut Marks;
 }
 
-/// What a journal notes of a send.
+/// The state of a send that only the journal knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Marks {
-    /// Entries of its list, or bytes of its inline data, that lie beside the ring.
+    /// Scatter/gather entries, or bytes of inline data, that lie beside the ring.
     pub count: u16,
-    /// It has such.
+    /// The entries or the inline data lie beside the ring.
     pub beside: bool,
-    /// Some packet of it may have left.
+    /// A packet of the send may have left.
     pub started: bool,
-    /// The peer has executed it.
+    /// The peer has executed the send.
     pub executed: bool,
 }
 
 impl Marks {
-    /// Those of a send that its row has all of, and that the provider is given at once.
+    /// A send that fits its row and goes to the provider at once.
     pub const USUAL: Marks = Marks { count: 0, beside: false, started: true, executed: false };
 }
 
-/// A send in one cache line.
+/// A row of one cache line.
 #[derive(Clone, Copy)]
 pub struct PlainRow {
     wr_id: u64,

@@ -1,5 +1,5 @@
-//! What almost every work request and every completion is, done with as little as that takes. Each
-//! of these functions says where it is anything else, and changes nothing then: the others do it.
+//! Short ways for the common work requests and completions. Each function refuses the others, and
+//! changes nothing then; `journal` and `completion` handle those.
 
 use crate::journal::Journal;
 use crate::mutants::left_out;
@@ -9,9 +9,9 @@ use crate::slot::{distance, Queue, Slot};
 use unbroken_types::{RecvWr, SendFlags, SendWr, Wc, WcStatus};
 
 impl<R: SendRow> Journal<R> {
-    /// Records a send, if it is as almost all are and everything is as it almost always is: gives
-    /// its number, under which the provider is to have it at once. `None`: it is for
-    /// [`Self::post_send`], and nothing has changed.
+    /// Records a common send (one entry, no operands, no inline data) that the provider may have at
+    /// once, and returns its number there. `None`: the caller posts it by [`Self::post_send`];
+    /// nothing has changed.
     #[inline(always)]
     pub fn post_usual_send(&mut self, wr: &SendWr<'_>) -> Option<u64> {
         let index = self.sends.next();
@@ -26,9 +26,9 @@ impl<R: SendRow> Journal<R> {
         Some(Slot::Entry(Queue::Send, index).wr_id())
     }
 
-    /// How many sends the provider is to have at once if they are posted now, with everything as it
-    /// almost always is. The caller writes that many or fewer into [`Self::row_ahead`], marked as
-    /// [`crate::Marks::USUAL`], says so by [`Self::wrote_rows`], and gives them to the provider.
+    /// How many sends the provider may have at once if they are posted now; 0 where a send must
+    /// wait. The caller writes up to that many into [`Self::row_ahead`], marked as
+    /// [`crate::Marks::USUAL`], counts them by [`Self::wrote_rows`], and gives them to the provider.
     #[inline(always)]
     pub fn usual_room(&self) -> u32 {
         let gives = self.given_sends == self.sends.next();
@@ -38,22 +38,22 @@ impl<R: SendRow> Journal<R> {
         }
     }
 
-    /// The row of the send that is posted when so many others have been, and its number.
+    /// The row and the number of the send behind the next `ahead` ones.
     #[inline(always)]
     pub fn row_ahead(&mut self, ahead: u32) -> (&mut R, u64) {
         let index = self.sends.next() + u64::from(ahead);
         (self.sends.row_ahead(index), Slot::Entry(Queue::Send, index).wr_id())
     }
 
-    /// Where the inline data of the send of [`Self::row_ahead`] goes; the row's marks say that it
-    /// lies beside. `None`: that is for [`Self::post_send`].
+    /// Room beside the ring for the inline data of that send. `None`: the data is too long, or no
+    /// send has had inline data yet; the caller posts by [`Self::post_send`].
     pub fn inline_ahead(&mut self, ahead: u32, bytes: u32) -> Option<&mut [u8]> {
         self.sends.inline_ahead(self.sends.next() + u64::from(ahead), bytes)
     }
 
-    /// So many rows are written, of which so many consume a receive of the peer; the last that is
-    /// signaled is the `signaled`-th, counted from 1. If the provider refuses some:
-    /// [`Self::refused_sends`].
+    /// Counts `count` rows that the caller has written. `consumers` of them consume a receive of the
+    /// peer; the last signaled one is the `signaled`-th, counted from 1 (0: none is). Where the
+    /// provider refuses some, the caller calls [`Self::refused_sends`].
     #[inline(always)]
     pub fn wrote_rows(&mut self, count: u32, consumers: u32, signaled: u32) {
         let first = self.given_sends;
@@ -66,9 +66,8 @@ impl<R: SendRow> Journal<R> {
         self.given_sends = first + u64::from(count);
     }
 
-    /// Records a receive, if it is as almost all are and everything is as it almost always is:
-    /// gives its number, under which the provider is to have it at once. `None`: it is for
-    /// [`Self::post_recv`], and nothing has changed.
+    /// Records a receive of one entry that the provider may have at once, and returns its number
+    /// there. `None`: the caller posts it by [`Self::post_recv`]; nothing has changed.
     #[inline(always)]
     pub fn post_usual_recv(&mut self, wr: &RecvWr<'_>) -> Option<u64> {
         let index = self.recvs.next();
@@ -80,9 +79,9 @@ impl<R: SendRow> Journal<R> {
         Some(Slot::Entry(Queue::Recv, index).wr_id())
     }
 
-    /// Turns a WC of the provider into the application's, in place, where it is what almost every
-    /// one is: a success of the next that completes, which the application is to be told of, and
-    /// nothing else is to be. False: it is for [`Self::handle_wc`], and nothing has changed.
+    /// Rewrites a WC of the provider as the application's, in place, if it completes exactly one
+    /// work request with success: the next signaled send, or the next receive. False: the caller
+    /// passes it to [`Self::handle_wc`]; nothing has changed.
     #[inline]
     pub fn complete_usual(&mut self, wc: &mut Wc) -> bool {
         let usual = !self.blockers.any(Blockers::OF_COMPLETIONS)
@@ -101,14 +100,14 @@ impl<R: SendRow> Journal<R> {
         let first = self.sends.first();
         let Some(ahead) = distance(first, low) else { return false };
         let index = first + ahead;
-        // One that the peer had executed before may complete with it.
+        // A send that the peer executed in an earlier life may complete with this one.
         let with_others =
             index + 1 < self.adopted_until && !left_out!(self.config.mutation, UsualTooSoon);
         if index >= self.given_sends || with_others {
             return false;
         }
         let entry = self.sends.at(index);
-        // Those before it have a WC only if they asked for it.
+        // Unsignaled sends before this one complete without a WC.
         if !entry.signaled || (ahead > 0 && !self.count_silent(first, index)) {
             return false;
         }
@@ -119,7 +118,7 @@ impl<R: SendRow> Journal<R> {
         true
     }
 
-    /// Counts sends that are done and tell nothing. False: one of them is to be told of.
+    /// Counts completed sends that have no WC. False: one of them is signaled; nothing has changed.
     fn count_silent(&mut self, first: u64, end: u64) -> bool {
         if (first..end).any(|index| self.sends.at(index).signaled) {
             return false;

@@ -242,7 +242,7 @@ impl World {
         self.deliver(out)
     }
 
-    /// What is completed in place is what comes of it otherwise, and leaves the journal the same.
+    /// `complete_usual` and `handle_wc` give the same WC and leave the same journal.
     fn check_usual(&self, wc: &Wc, usual: &Wc, quick: &Journal, out: &Out) -> Outcome {
         let is_send = matches!(Slot::parse(wc.wr_id), Some(Slot::Entry(Queue::Send, _)));
         let progress = |journal: &Journal| format!("{:?}", journal.progress(QpState::Rts));

@@ -6,9 +6,10 @@
 //!
 //! ```text
 //! 0  magic "UB"   2  version   3  kind   4  length of the whole message (u16)   6  zero (u16)
-//! 8  from: GID (16), QPN (u32), incarnation (u64), connection (u32)      40  to: the same      72  body
-//! Hello    epoch u64, slot u8, flags u8, mtu u8, local NIC u8, remote NIC u8, zero, set of keys u16, QPN u32, PSN u32,
-//!          executed u64, of them receives u64, completed u64, of them receives u64; with flag 8: PSN u32
+//! 8  from: GID (16), QPN (u32), incarnation (u64), connection (u32)   40  to: the same   72  body
+//! Hello    epoch u64, slot u8, flags u8, mtu u8, local NIC u8, remote NIC u8, zero,
+//!          set of keys u16, QPN u32, PSN u32, executed u64, of them receives u64,
+//!          completed u64, of them receives u64; with flag 8: PSN u32
 //! Probe, ProbeAck    sequence u32, sent_us u64
 //! Refuse   reason u8, zero [7], epoch u64, refused incarnation u64
 //! Bye      nothing

@@ -359,7 +359,7 @@ impl Driver for ProviderCq {
                 n => done += n,
             }
         }
-        // Whoever is here has the turn.
+        // The caller holds the turn, so nobody else writes it.
         let brought = self.brought.load(Ordering::Relaxed).wrapping_add((done > 0).into());
         self.brought.store(brought, Ordering::Relaxed);
         done

@@ -28,8 +28,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Lock order: the turn of a CQ → a QP's state (its lane's lock) → a device's own locks, a CQ's ring. Events are
-//! taken under a device's locks, so they are only noted there.
+//! Lock order: the turn of a CQ → a QP's state (its lane's lock) → a device's own locks, a CQ's
+//! ring. Events arrive under a device's locks, so they are only noted there.
 #![deny(unsafe_code)]
 
 mod alive;

@@ -1,8 +1,8 @@
 //! An RC QP of a plain device that holds its work: the device's QP and a journal.
 //!
-//! All that can change sits behind one lock, that of the logical QP's lane, taken for a post, and
-//! for a run of completions. What is posted is recorded and given to the device under the journal's number, in one section, so
-//! that no switch comes between.
+//! The lock of the logical QP's lane guards all state. A post takes it, and so does a run of
+//! completions. A post records the work request and gives it to the device, under the journal's
+//! number, without releasing the lock, so no switch comes between.
 //!
 //! Keys are translated where they are not the device's: local ones on a NIC that is not the one
 //! whose keys the application has, remote ones on the way to such a NIC of the peer. Such work is

@@ -145,17 +145,18 @@ pub(super) struct Direct {
 }
 
 impl Direct {
-    /// Polls the source of the only driver for the program. Its ring is empty, and nobody waits for
-    /// an event of it.
+    /// Polls the source of the only driver for the program, where completions may pass its ring. That
+    /// is asked with the turn held: whoever had it before may have put older completions into the
+    /// ring, or armed the queue.
     #[inline(always)]
-    pub(super) fn poll(&self, out: &mut [Wc]) -> Found {
+    pub(super) fn poll(&self, out: &mut [Wc], passes_ring: impl Fn() -> bool) -> Found {
         if !self.there.load(Ordering::Relaxed) {
             return Found::Elsewhere;
         }
         match self.sole.try_lock() {
             Some(mut turn) => match &mut *turn {
-                Some(sole) => sole.poll(out),
-                None => Found::Elsewhere,
+                Some(sole) if passes_ring() => sole.poll(out),
+                _ => Found::Elsewhere,
             },
             None => Found::Nothing,
         }

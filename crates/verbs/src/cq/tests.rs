@@ -500,6 +500,20 @@ fn usual_completions_of_a_source_pass_the_ring_by() {
     assert_eq!((app.poll(&mut wcs).unwrap(), ids(&wcs, 1)), (1, vec![5]));
 }
 
+/// While a thread waits for the turn, whoever has it may fill the ring or arm the queue.
+#[test]
+fn whether_the_ring_is_passed_by_is_asked_with_the_turn_held() {
+    let (app, _, source, driver) = with_provider();
+    driver.usual.store(1, Ordering::Relaxed);
+    source.answers.lock().unwrap().extend([1, 1]);
+    let turn_is_held = || app.try_turn().is_none();
+    let found = app.direct.poll(&mut [Wc::default(); 1], || !turn_is_held());
+    assert!(matches!(found, Found::Elsewhere));
+    assert_eq!(source.polls.load(Ordering::Relaxed), 0, "nothing overtakes the ring");
+    let found = app.direct.poll(&mut [Wc::default(); 1], turn_is_held);
+    assert!(matches!(found, Found::Some(1)));
+}
+
 #[test]
 fn what_is_taken_out_by_another_thread_is_waited_for_by_nobody_who_polls() {
     let (app, _, source, _) = with_provider();

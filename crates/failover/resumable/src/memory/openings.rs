@@ -1,4 +1,4 @@
-//! What becomes of domains and regions when a NIC is opened, dies and is closed.
+//! Protection domains and regions when a NIC opens, dies and closes.
 
 use super::{bit, write, LogicalMemory, Mr, NicPd, Open, Pd, Space};
 use crate::commands::Commands;
@@ -38,7 +38,8 @@ impl LogicalMemory {
         self.nics[nic].foreign.store(foreign, Ordering::Release);
     }
 
-    /// A NIC is closed: what it had is gone. Not so if it has been opened again meanwhile.
+    /// Closes a NIC: nothing is registered there any more. Does nothing if it was opened again
+    /// meanwhile.
     pub fn detach(&self, nic: usize, domain: &Arc<dyn MemoryDomain>) {
         let mut there = write(&self.nics[nic].open);
         if there.as_ref().is_some_and(|there| Arc::ptr_eq(&there.domain, domain)) {
@@ -46,14 +47,14 @@ impl LogicalMemory {
         }
     }
 
-    /// Nothing on a NIC that is closed uses its domains and regions any more. Whatever holds them
-    /// keeps the device open, and a driver may wait for that before it lets the device go.
+    /// Drops the domains and regions of a closed NIC that no QP uses any more. They keep the device
+    /// open, and its driver may wait for them before it removes the device.
     pub(crate) fn release(&self, nic: usize, domain: &Arc<dyn MemoryDomain>) {
         self.detach(nic, domain);
         self.forget(nic, |pd| pd.is_of(domain));
     }
 
-    /// Forgets what a NIC had in some of its domains.
+    /// Drops a NIC's handles of the domains that `of` accepts, and of their regions.
     fn forget(&self, nic: usize, of: impl Fn(&NicPd) -> bool) {
         let taken = |pd: &mut Pd| pd.on[nic].take_if(|pd| of(pd));
         let pds: Vec<_> = lock(&self.pds).values_mut().filter_map(taken).collect();
