@@ -285,6 +285,7 @@ impl World {
             executed,
             exact,
             completed,
+            unproven_psn: (arg & 16 != 0).then(|| numbers.into()),
         }
     }
 

@@ -104,6 +104,7 @@ fn outside(dir: &Path) -> std::io::Result<()> {
         executed: Messages { all: 7, receives: 2 },
         exact: true,
         completed: Messages { all: 9, receives: 9 },
+        unproven_psn: Some(0x78),
     };
     let bodies = [
         Body::Hello(hello),

@@ -119,7 +119,7 @@ impl World {
             let gid = Gid([0xfd; 16]);
             self.ud.handle_packet(
                 &packet,
-                &UdRoute { src: gid, src_qpn: None, dst: gid, slid: 0 },
+                &UdRoute { src: gid, dst: gid, ..UdRoute::default() },
                 &self.ud_mem,
                 &mut self.ud_wcs,
             );
