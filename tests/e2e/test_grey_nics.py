@@ -8,6 +8,7 @@ import pytest
 from lib import options
 from lib.fabric import Fabric
 from lib.process import Failure, wait_until
+from lib.streams import UNTIL_STOPPED
 
 SECONDS = 9
 # Of 5 % the verdict takes 1 to 6 s where programs that poll have all cores.
@@ -111,7 +112,7 @@ def test_where_all_nics_lose_as_much_nobody_moves(logs, percent):
 def test_a_grey_nic_can_be_drained_under_atomics(logs):
     """Of two NICs, so that the drain and the losses want the same."""
     with Fabric(logs, "--nics", "2") as fabric:
-        server, client = fabric.pair("ib_atomic_bw", ["-F", "-D", 6, "-q", 4])
+        server, client = fabric.pair("ib_atomic_bw", ["-F", "-D", UNTIL_STOPPED, "-q", 4])
         flows(fabric, client)
         fabric.fault("loss a/0 30%")
         done = fabric.command("nic", "drain", "a/0")
@@ -127,7 +128,7 @@ def test_a_grey_nic_can_be_drained_under_atomics(logs):
 def test_queue_pairs_come_back_when_the_nic_is_well(logs):
     """And what they carry is right all the time."""
     with Fabric(logs, "--nics", "2") as fabric:
-        server, client = fabric.pair("ib_write_bw", ["-F", "-D", 14])
+        server, client = fabric.pair("ib_write_bw", ["-F", "-D", UNTIL_STOPPED])
         flows(fabric, client)
         fabric.fault("loss a/0 30%", "--for", "2s")
         back = lambda: [e for e in fabric.events("switch") if e["reason"] == "failback"]
@@ -144,7 +145,7 @@ def test_a_second_failure_on_a_nic_moves_its_queue_pair(logs):
     """`wqe-error` fails a queue pair on a path that lives: once it stays, twice in a second it
     goes."""
     with Fabric(logs, "--nics", "2") as fabric:
-        server, client = fabric.pair("ib_write_bw", ["-F", "-D", 5])
+        server, client = fabric.pair("ib_write_bw", ["-F", "-D", UNTIL_STOPPED])
         flows(fabric, client)
         of_a = lambda: [e for e in fabric.events("switch") if e["host"] == "a"]
         for n in (1, 2):

@@ -8,9 +8,9 @@ from lib.cc import compile_c
 from lib.fabric import Fabric
 from lib.machine import GID_INDEX, MachineFabric
 from lib.process import Failure, wait_until
+from lib.streams import UNTIL_STOPPED
 from lib.verifier import KINDS, report, start, verified
 
-SECONDS = 5
 WAIT_SECONDS = 30
 # A GID that a port has beside the one by which the directory has it.
 LINK_LOCAL_INDEX = 1
@@ -65,10 +65,10 @@ def test_survives(logs, stream, fault):
     """The stream goes on over the other devices."""
     tool, arguments = STREAMS[stream]
     with MachineFabric(logs, "--nics", "2") as fabric:
-        server, client = pair(fabric, tool, ["-D", SECONDS, *arguments])
+        server, client = pair(fabric, tool, ["-D", UNTIL_STOPPED, *arguments])
         fabric.fault(fault)
         flows_elsewhere(fabric, [client, server], "a/0")
-        client.expect_success(SECONDS + WAIT_SECONDS)
+        client.expect_success(WAIT_SECONDS)
         server.expect_success(WAIT_SECONDS)
         if not any(e["kind"] == "passive" for e in fabric.events("switch")):
             raise Failure(f"no passive switch: {fabric.events()}")
@@ -81,24 +81,24 @@ def test_survives_by_another_gid(logs, fault):
     """Ports have several GIDs, and peers name a QP by the one that its program chose: here not the
     one by which the directory has the port."""
     with MachineFabric(logs, "--nics", "2") as fabric:
-        arguments = ["-D", SECONDS, "-x", LINK_LOCAL_INDEX]
+        arguments = ["-D", UNTIL_STOPPED, "-x", LINK_LOCAL_INDEX]
         server, client = pair(fabric, "ib_write_bw", arguments)
         fabric.fault(fault)
         flows_elsewhere(fabric, [client, server], "a/0")
-        client.expect_success(SECONDS + WAIT_SECONDS)
+        client.expect_success(WAIT_SECONDS)
         server.expect_success(WAIT_SECONDS)
 
 
 @pytest.mark.parametrize("fault", ["nic a/0 down", "nic b/0 down", "cable a/0 cut"])
 def test_addresses_that_nobody_answers_hold_nothing_up(logs, monkeypatch, fault):
     """Each NIC has a network of its own. To ask for an address that is not there takes the kernel
-    seconds (here six, longer than the program runs), and a switch does not wait for that."""
+    seconds (here six), and a switch does not wait for that."""
     monkeypatch.setenv("TEST_PROVIDER_RAILS_MS", "6000")
     with MachineFabric(logs, "--nics", "2") as fabric:
-        server, client = pair(fabric, "ib_write_bw", ["-D", SECONDS])
+        server, client = pair(fabric, "ib_write_bw", ["-D", UNTIL_STOPPED])
         fabric.fault(fault)
         flows_elsewhere(fabric, [client, server], "a/0")
-        client.expect_success(SECONDS + WAIT_SECONDS)
+        client.expect_success(WAIT_SECONDS)
         server.expect_success(WAIT_SECONDS)
         assert [e for e in fabric.events("switch") if e["kind"] == "passive"], fabric.events()
 
@@ -107,11 +107,11 @@ def test_addresses_that_nobody_answers_hold_nothing_up(logs, monkeypatch, fault)
 def test_comes_home(logs, fault):
     """A link that is back is used again, by planned switches; so is a device that was reset."""
     with MachineFabric(logs, "--nics", "2") as fabric:
-        server, client = pair(fabric, "ib_write_bw", ["-D", 8])
+        server, client = pair(fabric, "ib_write_bw", ["-D", UNTIL_STOPPED])
         fabric.fault(f"nic a/0 {fault}", "--for", "1s")
         planned = lambda: [e for e in fabric.events("switch") if e["kind"] == "planned"]
         wait_until(lambda: client.ended() or planned(), WAIT_SECONDS, "it comes home")
-        client.expect_success(8 + WAIT_SECONDS)
+        client.expect_success(WAIT_SECONDS)
         server.expect_success(WAIT_SECONDS)
         if any(e["replayed"] for e in planned()) or not planned():
             raise Failure(f"{fabric.events('switch')}")
@@ -176,13 +176,13 @@ def test_a_switch_waits_for_no_address(logs, note):
     with MachineFabric(logs, "--nics", "2") as fabric:
         made = logs / "address-handles"
         fabric.env |= {"TEST_PROVIDER_AH_MS": "400", "TEST_PROVIDER_AH_FILE": str(made)}
-        server, client = pair(fabric, "ib_write_bw", ["-D", 7])
+        server, client = pair(fabric, "ib_write_bw", ["-D", UNTIL_STOPPED])
         # Each end asks for the peer's two NICs from each of its own two.
         ready = lambda: made.exists() and made.stat().st_size >= 8
         wait_until(lambda: client.ended() or ready(), WAIT_SECONDS, "eight addresses are known")
         fabric.fault("nic a/0 dead")
         flows_elsewhere(fabric, [client, server], "a/0")
-        client.expect_success(7 + WAIT_SECONDS)
+        client.expect_success(WAIT_SECONDS)
         server.expect_success(WAIT_SECONDS)
         slowest_us = max(e["switch_us"] for e in fabric.events("switch"))
         note(f"{slowest_us / 1000:.0f} ms")

@@ -9,8 +9,8 @@ import pytest
 
 from lib.machine import MachineFabric
 from lib.process import Failure, wait_until
+from lib.streams import UNTIL_STOPPED
 
-SECONDS = 8
 WAIT_SECONDS = 30
 FLOWS = 4_000_000
 # Queue sizes that a device of the test has at most, and a program asks for. (What Unbroken sends
@@ -53,9 +53,9 @@ class Devices(MachineFabric):
             raise Failure(f"a program has ended before its bytes came over {nic}")
 
 
-def end(*processes, seconds=SECONDS):
+def end(*processes):
     for process in processes:
-        process.expect_success(seconds + WAIT_SECONDS)
+        process.expect_success(WAIT_SECONDS)
 
 
 @pytest.mark.smoke
@@ -63,7 +63,7 @@ def test_a_program_has_the_queues_that_its_device_has(logs):
     """All of 512 entries, of a device that would round one more up to 1,024: asked for as they are,
     and stopped all the same when a NIC fails."""
     with Devices(logs, "--nics", "2", LIMITS=f"*.max_qp_wr={MOST}") as fabric:
-        arguments = ["-s", 4096, "-t", MOST, "-D", SECONDS]
+        arguments = ["-s", 4096, "-t", MOST, "-D", UNTIL_STOPPED]
         server, client = fabric.protected_pair("ib_write_bw", arguments)
         fabric.fault("nic a/0 down")
         fabric.goes_to("a/1", client, server)
@@ -87,7 +87,7 @@ def test_a_device_that_is_too_small_is_no_backup(logs, what):
     tool, arguments, why = SMALLER[what]
     with Devices(logs, "--nics", "3", LIMITS=f"unb1.{what}") as fabric:
         fabric.env["UNBROKEN_MAP"] = "0:1,2"
-        server, client = fabric.protected_pair(tool, ["-D", SECONDS, *arguments])
+        server, client = fabric.protected_pair(tool, ["-D", UNTIL_STOPPED, *arguments])
         told = lambda: client.ended() or "unb1 is no backup" in client.output()
         wait_until(told, WAIT_SECONDS, "it is told")
         fabric.fault("nic a/0 dead")
@@ -115,7 +115,7 @@ def test_memory_is_registered_where_it_may_be_needed_and_told(logs):
     with Devices(logs, "--nics", "3") as fabric:
         fabric.env["UNBROKEN_BACKUPS"] = "1"
         # Its region is larger than all those of Unbroken together, and of another size.
-        server, client = fabric.protected_pair("ib_write_bw", ["-s", 1 << 22, "-D", SECONDS])
+        server, client = fabric.protected_pair("ib_write_bw", ["-s", 1 << 22, "-D", UNTIL_STOPPED])
         size = max(int(line.split()[2]) for line in fabric.asked("mr"))
         pinned = lambda: {nic["nic"]: nic["registered_bytes"] for nic in fabric.status()["nics"]}
         told = lambda: client.ended() or pinned()["unb1"] >= 2 * size

@@ -8,7 +8,8 @@ import pytest
 from lib.machine import GID_INDEX
 from lib.ports import free_port, listens
 from lib.process import Failure, wait_until
-from test_machine_limits import FLOWS, RC, SECONDS, WAIT_SECONDS, Devices, end
+from lib.streams import UNTIL_STOPPED
+from test_machine_limits import FLOWS, RC, WAIT_SECONDS, Devices, end
 
 # A table of 84 GIDs. (perftest takes an index of 64 at most, so another program has it.)
 MANY = 80
@@ -17,7 +18,7 @@ PINGPONGS = 10_000_000
 
 def survives(fabric, arguments=(), to="a/1"):
     """A stream that goes on when its NIC dies."""
-    arguments = ["-D", SECONDS, *arguments]
+    arguments = ["-D", UNTIL_STOPPED, *arguments]
     server, client = fabric.protected_pair("ib_write_bw", arguments)
     fabric.fault("nic a/0 dead")
     fabric.goes_to(to, client, server)
@@ -91,7 +92,7 @@ def test_another_device_of_the_same_name_is_not_taken(logs):
     """A NIC that has died comes back as another one; then as itself."""
     guids = logs / "other-guids"
     with Devices(logs, "--nics", "2", GUID_FILE=str(guids)) as fabric:
-        server, client = fabric.protected_pair("ib_write_bw", ["-D", 12])
+        server, client = fabric.protected_pair("ib_write_bw", ["-D", UNTIL_STOPPED])
         guids.touch()
         fabric.fault("nic a/0 dead")
         fabric.goes_to("a/1", client, server)
@@ -102,7 +103,7 @@ def test_another_device_of_the_same_name_is_not_taken(logs):
         assert not planned(), planned()
         guids.unlink()
         wait_until(lambda: client.ended() or planned(), WAIT_SECONDS, "it comes home")
-        end(client, server, seconds=12)
+        end(client, server)
         assert planned() and client.output().count("is another device now") == 1, client.output()
 
 
@@ -119,7 +120,7 @@ def pair_with_one_nic(fabric, tool, arguments, client_devices="all"):
 def test_a_peer_with_one_nic_is_enough(logs):
     """The end that has two goes to its other one."""
     with Devices(logs, "--nics", "2") as fabric:
-        server, client = pair_with_one_nic(fabric, "ib_write_bw", ["-D", SECONDS])
+        server, client = pair_with_one_nic(fabric, "ib_write_bw", ["-D", UNTIL_STOPPED])
         ready = lambda: (qps := fabric.status()["qps"]) and all(qp["protected"] for qp in qps)
         wait_until(lambda: client.ended() or ready(), WAIT_SECONDS, "both are protected")
         fabric.fault("nic a/0 dead")

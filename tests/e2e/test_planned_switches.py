@@ -16,9 +16,9 @@ from lib.fabric import Fabric, now_us
 from lib.hpcc import hpcc_running
 from lib.ports import free_port
 from lib.process import Failure, wait_until
+from lib.streams import UNTIL_STOPPED
 from lib.verifier import report, start, verified
 
-SECONDS = 6
 WAIT_SECONDS = 15
 DRAINS = 10
 # Messages verified between two drains.
@@ -96,7 +96,7 @@ def fail_back(logs, tool: str, source: str, host: str) -> float:
     """A NIC dies and is healed: the stream fails back by a planned switch, and the other NIC is
     quiet. Gives how long the stream paused for that, in ms."""
     with Fabric(logs) as fabric:
-        server, client = fabric.pair(tool, ["-D", SECONDS])
+        server, client = fabric.pair(tool, ["-D", UNTIL_STOPPED])
         receiver = client if source == "b" else server
         flows(fabric, f"{source}/0", client)
         fabric.fault(f"nic {host}/0 dead")
@@ -113,7 +113,7 @@ def fail_back(logs, tool: str, source: str, host: str) -> float:
         if sent(fabric, other) > there + 1_000_000:
             raise Failure("the other NIC still carries payload")
         took = pause_ms(fabric, receiver.pid, planned(fabric))
-        client.expect_success(SECONDS + WAIT_SECONDS)
+        client.expect_success(WAIT_SECONDS)
         server.expect_success(WAIT_SECONDS)
         check_quiet(fabric)
         switches = fabric.events("switch")
@@ -157,14 +157,14 @@ def test_drain_of_a_passive_end(logs, note):
     """perftest's server of WRITEs never sends, and its QPs stay in RTR: they leave a drained NIC of
     theirs all the same."""
     with Fabric(logs) as fabric:
-        server, client = fabric.pair("ib_write_bw", ["-D", SECONDS, "-q", 4])
+        server, client = fabric.pair("ib_write_bw", ["-D", UNTIL_STOPPED, "-q", 4])
         flows(fabric, "a/0", client)
         shown = drain(fabric, "b/0")
         there = sent(fabric, "a/0")
         flows(fabric, new_nic(fabric, "a"), client)
         if sent(fabric, "a/0") > there + 1_000_000:
             raise Failure("the drained NIC is still sent to")
-        client.expect_success(SECONDS + WAIT_SECONDS)
+        client.expect_success(WAIT_SECONDS)
         server.expect_success(WAIT_SECONDS)
         check_quiet(fabric)
         note(shown)
@@ -173,7 +173,7 @@ def test_drain_of_a_passive_end(logs, note):
 def test_atomics(logs, note):
     """Atomics are never replayed, and need not be: they survive every planned switch."""
     with Fabric(logs) as fabric:
-        server, client = fabric.pair("ib_atomic_bw", ["-q", 4, "-D", SECONDS])
+        server, client = fabric.pair("ib_atomic_bw", ["-q", 4, "-D", UNTIL_STOPPED])
         wait_until(
             lambda: (
                 len(fabric.status()["qps"]) == 8 and fabric.nics()["a/0"]["tx_packets"] > 10_000
@@ -184,7 +184,7 @@ def test_atomics(logs, note):
         for nic in ("a/0", "b/1", "a/0"):
             drain(fabric, nic)
             undrain(fabric, nic)
-        client.expect_success(SECONDS + WAIT_SECONDS)
+        client.expect_success(WAIT_SECONDS)
         server.expect_success(WAIT_SECONDS)
         check_quiet(fabric)
         if len(planned(fabric)) < 8:
@@ -244,7 +244,7 @@ def drain_busy(logs) -> tuple:
     program = compile_c("storm", "-libverbs")
     with Fabric(logs) as fabric:
         port = free_port()
-        options = ["-q", BUSY_QPS, "-m", 8, "-t", SECONDS]
+        options = ["-q", BUSY_QPS, "-m", 8, "-t", 6]
         server = fabric.run("b", [program, "--listen", port, *options], "b-busy")
         client = fabric.run("a", [program, "--connect", f"127.0.0.1:{port}", *options], "a-busy")
         flows(fabric, "a/0", client)
@@ -317,7 +317,7 @@ def test_drain_of_a_stopped_program(logs, note):
     """A program that is stopped does not report what it has on a NIC. The NIC does not count as
     left before it does."""
     with Fabric(logs) as fabric:
-        server, client = fabric.pair("ib_write_bw", ["-D", SECONDS])
+        server, client = fabric.pair("ib_write_bw", ["-D", UNTIL_STOPPED])
         flows(fabric, "a/0", client)
         os.kill(client.pid, signal.SIGSTOP)
         try:
@@ -370,7 +370,7 @@ def test_load_is_spread(logs, fault: bool):
     """Queue pairs that leave a NIC together take turns over the others, which carry a share
     each."""
     with Fabric(logs) as fabric:
-        server, client = fabric.pair("ib_write_bw", ["-D", SECONDS, "-q", 12])
+        server, client = fabric.pair("ib_write_bw", ["-D", UNTIL_STOPPED, "-q", 12])
         flows(fabric, "a/0", client)
         if fault:
             fabric.fault("nic a/0 dead")
@@ -385,7 +385,7 @@ def test_load_is_spread(logs, fault: bool):
             raise Failure(f"queue pairs went to {shares}")
         for nic in ("a/1", "a/2", "a/3"):
             flows(fabric, nic, client)
-        client.expect_success(SECONDS + WAIT_SECONDS)
+        client.expect_success(WAIT_SECONDS)
         server.expect_success(WAIT_SECONDS)
         check_quiet(fabric)
 
@@ -394,7 +394,7 @@ def test_drain_whose_first_paths_the_peer_declines(logs, note):
     """Queue pairs leave a drained NIC although the peer declines the first paths that they are to
     take: its NICs there are down, which they do not know."""
     with Fabric(logs) as fabric:
-        server, client = fabric.pair("ib_write_bw", ["-D", SECONDS, "-q", 6])
+        server, client = fabric.pair("ib_write_bw", ["-D", UNTIL_STOPPED, "-q", 6])
         flows(fabric, "a/0", client)
         for nic in (1, 2):
             fabric.fault(f"nic b/{nic} down")
@@ -405,7 +405,7 @@ def test_drain_whose_first_paths_the_peer_declines(logs, note):
         if len(set(moves)) != 6 or {to for _, to in moves} != {"a/3-b/3"}:
             raise Failure(f"queue pairs went to {moves}")
         flows(fabric, "a/3", client)
-        client.expect_success(SECONDS + WAIT_SECONDS)
+        client.expect_success(WAIT_SECONDS)
         server.expect_success(WAIT_SECONDS)
         check_quiet(fabric)
         note(shown)
@@ -418,11 +418,11 @@ def test_map_of_nics(logs, text: str, to: str):
     """UNBROKEN_MAP says where queue pairs go."""
     with Fabric(logs) as fabric:
         fabric.env["UNBROKEN_MAP"] = text
-        server, client = fabric.pair("ib_write_bw", ["-D", SECONDS, "-q", 4])
+        server, client = fabric.pair("ib_write_bw", ["-D", UNTIL_STOPPED, "-q", 4])
         flows(fabric, "a/0", client)
         fabric.fault("nic a/0 dead")
         flows(fabric, to, client)
-        client.expect_success(SECONDS + WAIT_SECONDS)
+        client.expect_success(WAIT_SECONDS)
         server.expect_success(WAIT_SECONDS)
         check_quiet(fabric)
         away = {e["to"].split("-")[0] for e in fabric.events("switch") if e["host"] == "a"}

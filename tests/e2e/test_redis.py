@@ -24,6 +24,7 @@ from lib.namespaces import Cluster
 from lib.ports import free_port, listens
 from lib.process import Died, Failure, describe_exit, wait_until
 from lib.redis import PASSWORD, USER, Redis
+from lib.streams import UNTIL_STOPPED
 from lib.verifier import PROGRESS, report, run_through_faults, verified
 
 QPS = 2
@@ -33,8 +34,6 @@ STREAM_BYTES = 2_000_000
 PATIENCE_SECONDS = 20
 # Longer than the lease that goes with it.
 STOPPED_SECONDS = 4
-# Two to three times as long as the three faults and their repairs take.
-STREAM_SECONDS = 10
 EMULATED_FAULTS = 40
 LEASE_SECONDS = 2
 
@@ -88,15 +87,17 @@ class Machines:
                 listening = lambda p=program: p.ended() or listens(p.pid, port)
                 wait_until(listening, PATIENCE_SECONDS, "the server listens")
 
-    def perftest(self, tool, seconds):
+    def perftest(self, tool):
         """Starts a stream that flows on rail 0."""
 
         def line(host, port):
             to = [self.net.manager("b")] if host == "a" else []
-            args = ["-F", "-p", port, "-s", 65536, "-q", QPS, "-D", seconds, *to]
+            args = ["-F", "-p", port, "-s", 65536, "-q", QPS, "-D", UNTIL_STOPPED, *to]
             return [tool, "-d", "unb0", *args]
 
         self.start(line)
+        client, server = self.programs["a"], self.programs["b"]
+        client.peer, server.peer = server, client
         flows = lambda: self.ended() or self.carried(0) > STREAM_BYTES
         wait_until(flows, PATIENCE_SECONDS, "traffic on rail 0")
         self.check_alive()
@@ -243,7 +244,7 @@ TOOLS = ["ib_write_bw", "ib_send_bw"]
 def test_server_works(logs, note, tool, kind):
     """A fault, and one of the other rail, with a server that works."""
     with Machines(logs) as machines:
-        machines.perftest(tool, 3)
+        machines.perftest(tool)
         machines.wait_protected()
         for rail in (0, 1):
             machines.survives(rail, kind=kind)
@@ -274,7 +275,7 @@ def test_trouble_between_faults(logs, note, tool, trouble):
             machines.mend()
             machines.wait_protected()
 
-        machines.perftest(tool, STREAM_SECONDS * (4 if trouble == "silent" else 1))
+        machines.perftest(tool)
         began = time.monotonic()
         machines.wait_protected()
         strike()
@@ -307,7 +308,7 @@ def test_trouble_before_the_start(logs, note, trouble):
     they are not protected if they are not."""
     with Machines(logs) as machines:
         getattr(machines, trouble)()
-        machines.perftest("ib_write_bw", STREAM_SECONDS)
+        machines.perftest("ib_write_bw")
         if trouble in OUTAGES:
             why = fails_closed(machines)
         else:
@@ -338,7 +339,7 @@ def test_server_comes_later(logs):
     connections that it has."""
     with Machines(logs) as machines:
         machines.killed()
-        machines.perftest("ib_write_bw", STREAM_SECONDS)
+        machines.perftest("ib_write_bw")
         unprotected = lambda: machines.ended() or all(machines.events("unprotected").values())
         wait_until(unprotected, PATIENCE_SECONDS, "QPs without protection")
         machines.redis.start()
@@ -355,7 +356,7 @@ def test_wrong_password(logs, note):
     """The programs have a wrong password all the time: they run unprotected, `unbroken run` says
     why, and nobody reads the key."""
     with Machines(logs, password="wrong") as machines:
-        machines.perftest("ib_send_bw", 2)
+        machines.perftest("ib_send_bw")
         why = fails_closed(machines)
         machines.finish(clean=False)
         output = machines.programs["a"].output()
@@ -426,7 +427,7 @@ def test_stopped_for_longer_than_the_lease(logs):
     """A process is stopped for longer than its lease: its peer does not forget it, and all find
     it again when it goes on."""
     with Machines(logs, lease=LEASE_SECONDS) as machines:
-        machines.perftest("ib_write_bw", STOPPED_SECONDS + 4)
+        machines.perftest("ib_write_bw")
         machines.wait_protected()
         machines.programs["b"].popen.send_signal(signal.SIGSTOP)
         entries = lambda: len(machines.redis.keys("qp"))
@@ -463,7 +464,7 @@ def test_must_not_survive_without(logs, note, without):
     """The mutants: without a common directory, or without failover, the assertions must fail."""
     options = ["--no-failover"] if without == "failover" else []
     with Machines(logs, directory=without != "directory", options=options) as machines:
-        machines.perftest("ib_write_bw", 3)
+        machines.perftest("ib_write_bw")
         with pytest.raises(Failure) as death:
             machines.survives(0, kind="ip link set down")
         note(death.value)

@@ -13,6 +13,7 @@ from pathlib import Path
 from .ports import free_port, listens
 from .process import Failure, Process, wait_until
 from .paths import BUILD
+from .streams import Stream, runs_until_stopped
 
 UNBROKEN = BUILD / "unbroken"
 _COMMAND_SECONDS = 20
@@ -96,7 +97,8 @@ class Fabric:
 
     def start(self, name: str, args: list, env: dict | None = None) -> Process:
         """Starts a program of ours, or anything else, in this fabric."""
-        process = Process(name, args, self.logs / f"{name}.log", {**self.env, **(env or {})})
+        kind = Stream if runs_until_stopped(args) else Process
+        process = kind(name, args, self.logs / f"{name}.log", {**self.env, **(env or {})})
         self.processes.append(process)
         return process
 
@@ -128,6 +130,8 @@ class Fabric:
             f"{tool} server listens at port {port}",
         )
         client = self.run("a", program + ["127.0.0.1"], f"a-{tool}", failover)
+        if isinstance(client, Stream):
+            client.peer, server.peer = server, client
         return server, client
 
     def command(self, *args) -> subprocess.CompletedProcess:
