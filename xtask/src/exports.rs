@@ -10,13 +10,13 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
-/// The list: functions that are ours, functions left to libibverbs, and functions of libc that ours
-/// stand before.
+/// The list: functions that are ours, functions left to libibverbs, and others: for libraries of
+/// ours, and those of libc that ours stand before.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Exports {
     ours: BTreeSet<String>,
     left: BTreeSet<String>,
-    libc: BTreeSet<String>,
+    others: BTreeSet<String>,
 }
 
 fn parse(text: &str) -> Exports {
@@ -24,8 +24,8 @@ fn parse(text: &str) -> Exports {
     for line in text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with('#')) {
         match line.split_once(": ") {
             Some(("left", name)) => e.left.insert(name.to_string()),
-            Some(("libc", names)) => {
-                e.libc.extend(names.split(' ').map(str::to_string));
+            Some(("libc" | "own", names)) => {
+                e.others.extend(names.split(' ').map(str::to_string));
                 true
             }
             _ => e.ours.insert(line.to_string()),
@@ -60,8 +60,8 @@ fn names<'a>(names: impl Iterator<Item = &'a String>) -> String {
 pub fn check_ours(so: &Path) -> Result<()> {
     let have = nm(so)?;
     let list = list()?;
-    let missing = names(list.ours.union(&list.libc).filter(|n| !have.contains(*n)));
-    let foreign = names(have.iter().filter(|n| !n.contains("ibv_") && !list.libc.contains(*n)));
+    let missing = names(list.ours.union(&list.others).filter(|n| !have.contains(*n)));
+    let foreign = names(have.iter().filter(|n| !n.contains("ibv_") && !list.others.contains(*n)));
     match (missing.is_empty(), foreign.is_empty()) {
         (true, true) => Ok(()),
         (false, _) => Err(format!("{} lacks {missing}", so.display())),
@@ -133,10 +133,10 @@ mod tests {
 
     #[test]
     fn the_list_tells_ours_from_theirs() {
-        let e = parse("# comment\nibv_a\n\nleft: ibv_b\nlibc: open stat\n");
+        let e = parse("# comment\nibv_a\n\nleft: ibv_b\nown: ours\nlibc: open stat\n");
         assert_eq!(e.ours.iter().collect::<Vec<_>>(), ["ibv_a"]);
         assert_eq!(e.left.iter().collect::<Vec<_>>(), ["ibv_b"]);
-        assert_eq!(e.libc.iter().collect::<Vec<_>>(), ["open", "stat"]);
+        assert_eq!(e.others.iter().collect::<Vec<_>>(), ["open", "ours", "stat"]);
     }
 
     #[test]

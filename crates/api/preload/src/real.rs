@@ -8,7 +8,7 @@
 //! [`pass!`] stands first in each definition. `tests/e2e/test_pass_through.py` reads which
 //! functions the installed libraries import, and fails where one of them does not begin so.
 
-use std::ffi::CStr;
+use std::ffi::{c_int, CStr};
 use std::mem::transmute_copy;
 use unbroken_nics::{inside, is_bypassed, HostNics};
 
@@ -16,6 +16,13 @@ use unbroken_nics::{inside, is_bypassed, HostNics};
 #[inline]
 pub fn is_asked() -> bool {
     inside::is_inside() || is_bypassed()
+}
+
+/// Marks the calling thread as inside libibverbs, for other libraries of ours in this process
+/// ([`inside::Marker`]).
+#[no_mangle]
+pub extern "C" fn unbroken_mark_inside_libibverbs(step: c_int) {
+    inside::mark(step);
 }
 
 /// libibverbs' function of that name, as a pointer of the type of `_like`, which is ours of the

@@ -1,0 +1,60 @@
+"""What failover costs on devices of the machine: perftest with it and without it in turn, over the
+same provider, whose devices are softnic's plain ones. What a call costs in instructions:
+test_cost.py."""
+
+import math
+import random
+import statistics
+
+import pytest
+
+from lib import options
+from lib.machine import MachineFabric
+from lib.process import Failure
+
+PAIRS = 20 if options.LONG else 6
+END_SECONDS = 60
+# A pair of programs is met by whatever else the machine does, so one interval is judged: its end
+# that is nearer to 1 may be so far from it.
+MARGIN = 1.03
+# The tool, its arguments, and where its figure is: the column, and whether more is better.
+CASES = {
+    "latency": ("ib_write_lat", ["-s", 8, "-n", 10_000], 4, False),
+    "message-rate": ("ib_write_bw", ["-s", 8, "-n", 60_000], 4, True),
+}
+
+
+def figure(fabric, failover: bool, case: str) -> float:
+    """What perftest says: a typical latency in µs, or millions of messages in a second."""
+    tool, arguments, column, _ = CASES[case]
+    server, client = fabric.pair(tool, ["-F", *arguments], failover)
+    client.expect_success(END_SECONDS)
+    server.expect_success(END_SECONDS)
+    lines = [line.split() for line in client.output().splitlines()]
+    return float([words for words in lines if len(words) > 4 and words[0] == "8"][-1][column])
+
+
+def interval(ratios: list) -> tuple:
+    """The middle 95 % of what the mean of these ratios might have been, by drawing them anew."""
+    logs, chance = [math.log(ratio) for ratio in ratios], random.Random(1)
+    means = sorted(statistics.fmean(chance.choices(logs, k=len(logs))) for _ in range(2000))
+    return math.exp(means[50]), math.exp(means[-51])
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("case", CASES)
+def test_failover_takes_no_speed(logs, note, case):
+    ratios = []
+    for n in range(PAIRS):
+        figures = {}
+        for failover in (True, False) if n % 2 else (False, True):
+            with MachineFabric(logs, "--nics", "2") as fabric:
+                figures[failover] = figure(fabric, failover, case)
+        more_is_better = CASES[case][3]
+        slower = figures[False] / figures[True] if more_is_better else figures[True] / figures[False]
+        ratios.append(slower)
+    low, high = interval(ratios)
+    text = f"{statistics.median(ratios):.3f} times as slow, [{low:.3f}, {high:.3f}]"
+    note(text)
+    if low > MARGIN:
+        raise Failure(f"{text}: {[round(ratio, 3) for ratio in ratios]}")
