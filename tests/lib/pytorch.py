@@ -5,6 +5,7 @@ from pathlib import Path
 
 from . import venvs
 from .fabric import Fabric
+from .machine import MachineFabric
 from .paths import BUILD, ROOT
 from .ports import free_port
 from .process import Failure, Process, wait_until
@@ -14,6 +15,8 @@ PROGRAMS = ROOT / "tests" / "torch"
 REQUIREMENTS, LIBRARIES = PROGRAMS / "requirements.txt", PROGRAMS / "libraries.txt"
 FREE_BYTES, MORE_BYTES = 12_000_000_000, 500_000_000
 HOSTS = "a,b,c"
+# Devices of the machine are those of the host that this names; torchrun starts all ranks alike.
+ON_ITS_HOST = 'export TEST_PROVIDER_HOST=$(echo "$HOSTS" | cut -d, -f$((RANK + 1))); exec "$@"'
 
 
 def interpreter() -> Path:
@@ -32,15 +35,18 @@ def torchrun(
 ) -> Process:
     """Starts a script at so many ranks, each on a host of its own, by torchrun; with more in its
     environment."""
-    run = ["-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node", ranks]
+    run = [python, "-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node", ranks]
+    run += ["--master-port", free_port()]
     env = {
         "PYTHONPATH": str(ROOT / "python" / "unbroken"),
         "UNBROKEN_COLLECTIVE_LIBRARY": str(BUILD / "libunbroken_coll.so"),
-        "UNBROKEN_HOSTS": HOSTS,
         "OMP_NUM_THREADS": "1",
         **(more or {}),
     }
-    return fabric.start(name, [python, *run, "--master-port", free_port(), *script], env=env)
+    if isinstance(fabric, MachineFabric):
+        rank = ["--no-python", "sh", "-c", ON_ITS_HOST, "rank", python, *script]
+        return fabric.run("a", [*run, *rank], name, env={**env, "HOSTS": HOSTS})
+    return fabric.start(name, [*run, *script], env={**env, "UNBROKEN_HOSTS": HOSTS})
 
 
 def losses(text: str) -> list:
