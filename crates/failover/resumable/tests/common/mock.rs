@@ -296,6 +296,11 @@ impl Net {
         self.state().meet = Some((id, 0, 0));
     }
 
+    /// They wait no more.
+    pub fn let_registrations_go(&self) {
+        self.state().meet = None;
+    }
+
     /// How many were under way at most.
     pub fn met(&self) -> usize {
         self.state().meet.map_or(0, |(_, _, most)| most)
