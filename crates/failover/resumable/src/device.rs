@@ -266,7 +266,9 @@ impl Device for ResumableDevice {
     fn drain(&self) {
         self.opened.device.drain();
         let cqs: Vec<_> = lock(&self.opened.cqs).iter().filter_map(Weak::upgrade).collect();
-        cqs.iter().for_each(|cq| cq.bring_all());
+        for cq in cqs {
+            cq.bring_all();
+        }
     }
 
     fn find_overruns(&self) {

@@ -1,6 +1,6 @@
 //! Protection domains and regions when a NIC opens, dies and closes.
 
-use super::{bit, read, write, LogicalMemory, Mr, NicPd, Open, Pd, Space};
+use super::{bit, write, LogicalMemory, Mr, NicPd, Open, Pd, Space};
 use crate::commands::Commands;
 use crate::lock;
 use std::sync::atomic::Ordering;
