@@ -69,6 +69,11 @@ pub(crate) struct ProviderCq {
     overruns: Arc<Overruns>,
     /// Those have it.
     watched: AtomicBool,
+    /// Taken while the device is asked for another size.
+    growing: parking_lot::Mutex<()>,
+    /// ... and nobody polls, nor arms: the provider may keep its lock until the device answers.
+    set_aside: AtomicBool,
+    commands: Arc<Commands>,
     /// How often something was brought over, and by the last look.
     brought: AtomicU32,
     looked_at: AtomicU32,
@@ -120,6 +125,9 @@ impl ProviderCq {
             markers: AtomicU32::new(0),
             overruns: overruns.clone(),
             watched: AtomicBool::new(false),
+            growing: parking_lot::Mutex::default(),
+            set_aside: AtomicBool::new(false),
+            commands: commands.clone(),
             brought: AtomicU32::new(0),
             looked_at: AtomicU32::new(0),
             lost: AtomicBool::new(false),
@@ -151,15 +159,36 @@ impl ProviderCq {
         let needed = self.needed.fetch_add(all, Ordering::AcqRel) + all;
         self.markers.fetch_add(markers, Ordering::AcqRel);
         if needed > self.cq.capacity() {
-            let _nobody_polls = (app.turn(), self.state.lock());
-            // Twice as many, where that is to be had: programs add QPs one by one, and each change
-            // copies what there is.
-            let more = needed.max(self.cq.capacity().saturating_mul(2));
-            let resized = self.cq.resize(more).or_else(|_| self.cq.resize(needed));
-            resized.inspect_err(|_| self.release(entries, markers))?;
+            self.grow(app).inspect_err(|_| self.release(entries, markers))?;
         }
         self.resized();
         Ok(())
+    }
+
+    /// Makes the device's CQ as large as its QPs need it. Polls of the application's CQ pass it by
+    /// meanwhile, since the device may answer only in a minute, and other devices complete there,
+    /// too.
+    fn grow(&self, app: &Cq) -> Result<()> {
+        let _one_at_a_time = self.growing.lock();
+        let needed = self.needed.load(Ordering::Acquire);
+        if needed <= self.cq.capacity() {
+            return Ok(());
+        }
+        if self.commands.is_stuck() {
+            let name = self.device.name();
+            return Err(Error::device_gone(format!("NIC {name} answers no command")));
+        }
+        let _watch = self.commands.watch();
+        self.set_aside.store(true, Ordering::Release);
+        app.drivers_changed();
+        // Twice as many, where that is to be had: programs add QPs one by one, and each change
+        // copies what there is.
+        let more = needed.max(self.cq.capacity().saturating_mul(2));
+        let resized = self.cq.resize(more).or_else(|_| self.cq.resize(needed));
+        self.set_aside.store(false, Ordering::Release);
+        app.drivers_changed();
+        self.bring_and_arm();
+        resized
     }
 
     /// Takes back a [`Self::reserve`].
@@ -215,12 +244,12 @@ impl ProviderCq {
             .and_then(Weak::upgrade)
     }
 
-    /// Brings over what is there, waiting for whoever is at it.
-    pub(crate) fn bring_all(&self) {
+    /// Brings over what is there, waiting for whoever is at it. False: it could not look.
+    pub(crate) fn bring_all(&self) -> bool {
         self.cq.bring();
         let app = self.app.upgrade();
         let _turn = app.as_ref().map(|app| app.turn());
-        self.bring_in_turn(&[]);
+        self.bring_in_turn(&[]).is_some()
     }
 
     /// The same unless another thread is at it. Gives whether it was found empty.
@@ -229,22 +258,26 @@ impl ProviderCq {
         let turn = app.as_ref().map(|app| app.try_turn());
         match turn {
             Some(None) => false,
-            _ => self.bring_in_turn(&[]),
+            _ => self.bring_in_turn(&[]).unwrap_or(false),
         }
     }
 
     /// Dispatches `first`, which came out of the device's CQ, and what is there besides. The caller
-    /// has the turn of the application's CQ.
-    fn bring_in_turn(&self, first: &[Wc]) -> bool {
+    /// has the turn of the application's CQ. Gives whether it was found empty; none if it could not
+    /// look.
+    fn bring_in_turn(&self, first: &[Wc]) -> Option<bool> {
         let PollState { wcs, unsettled, nudged, .. } = &mut *self.state.lock();
         self.dispatch(first, unsettled);
+        if self.set_aside.load(Ordering::Acquire) {
+            return None;
+        }
         let mut empty = false;
         // Fewer than were asked for: those were all.
         let more = first.is_empty() || first.len() == BATCH || !unsettled.is_empty();
         for _ in 0..if more { MAX_BATCHES } else { 0 } {
             let Ok(n) = self.cq.poll(wcs) else {
                 self.lose();
-                return true;
+                return Some(true);
             };
             self.dispatch(&wcs[..n], unsettled);
             empty = n == 0;
@@ -259,7 +292,7 @@ impl ProviderCq {
             *nudged = !*nudged;
             self.cq.nudge(*nudged);
         }
-        empty
+        Some(empty)
     }
 
     /// Brings over what is there, unless somebody has done so since the last look: whoever polls
@@ -308,16 +341,24 @@ impl ProviderCq {
         all.iter().for_each(|member| member.lose(with_device));
     }
 
-    /// An event says that there is something.
-    pub(crate) fn wake(&self) {
+    /// Brings over what is there, and arms the device's CQ again where the application's is armed.
+    ///
+    /// What came may have been nothing for the application (a flush that is held, a marker), or
+    /// another thread had brought it and has armed both since. Its queue is still armed then, and
+    /// this one no longer: nobody else would arm it again.
+    fn bring_and_arm(&self) {
         self.bring_all();
-        // What came may have been nothing for the application (a flush that is held, a marker), or
-        // another thread had brought it and has armed both since. Its queue is still armed then,
-        // and this one no longer: nobody else would arm it again.
-        if let Some(solicited_only) = self.app.upgrade().and_then(|app| app.armed()) {
+        let armed = self.app.upgrade().and_then(|app| app.armed());
+        let armed = armed.filter(|_| !self.set_aside.load(Ordering::Acquire));
+        if let Some(solicited_only) = armed {
             self.cq.arm(solicited_only);
             self.bring_all();
         }
+    }
+
+    /// An event says that there is something.
+    pub(crate) fn wake(&self) {
+        self.bring_and_arm();
         if self.solicited.swap(false, Ordering::AcqRel) {
             if let Some(app) = self.app.upgrade() {
                 app.fire();
@@ -369,6 +410,10 @@ impl Driver for ProviderCq {
         Some(self.cq.clone())
     }
 
+    fn is_aside(&self) -> bool {
+        self.set_aside.load(Ordering::Acquire)
+    }
+
     fn about_to_wait(&self) {
         self.waits.store(true, Ordering::Relaxed);
     }
@@ -387,6 +432,9 @@ impl Driver for ProviderCq {
             return; // said when the next QP is made
         }
         self.solicited.store(solicited_only, Ordering::Release);
+        if self.set_aside.load(Ordering::Acquire) {
+            return; // it is armed as that ends
+        }
         match self.waits.swap(false, Ordering::Relaxed) {
             true => self.cq.req_notify(solicited_only),
             false => self.cq.arm(solicited_only),
@@ -462,6 +510,7 @@ impl CqReservation {
     /// application's CQ bring them.
     pub(crate) fn join(&self, qpn: u32, member: &Arc<dyn Member>) {
         // What is there with this number is of a QP that had it before, and was destroyed.
+        let _can_look = self.cq.growing.lock();
         self.cq.bring_all();
         self.cq.add(qpn, member);
         let driver: Arc<dyn Driver> = self.cq.clone();

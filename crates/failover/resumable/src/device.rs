@@ -21,6 +21,8 @@ use unbroken_verbs::{
 /// What the QPs of a wrapped device share.
 pub(crate) struct Opened {
     pub(crate) index: usize,
+    /// The number of the opening.
+    key_set: u16,
     pub(crate) device: Arc<dyn Device>,
     /// That of the plain device.
     domain: Arc<dyn MemoryDomain>,
@@ -172,7 +174,7 @@ impl Drop for ResumableDevice {
 impl Drop for Opened {
     fn drop(&mut self) {
         if self.device.removed() {
-            self.memory.release(self.index, &self.domain);
+            self.memory.release(self.index, self.key_set, &self.domain);
         }
     }
 }
@@ -201,13 +203,14 @@ impl ResumableDevice {
         }
         let domain = device.memory();
         let commands = Arc::new(Commands::new(device.name(), host));
-        memory.attach(index, domain.clone(), commands.clone());
+        let key_set = memory.attach(index, domain.clone(), commands.clone());
         let waker = Waker::new(device.name(), host.spawn);
         let overruns = Overruns::new(index, interceptor.sink());
         let (interceptor, memory) = (interceptor.clone(), memory.clone());
         let view = memory.of(index);
         let opened = Opened {
             index,
+            key_set,
             device,
             domain,
             interceptor,
@@ -263,7 +266,9 @@ impl Device for ResumableDevice {
     fn drain(&self) {
         self.opened.device.drain();
         let cqs: Vec<_> = lock(&self.opened.cqs).iter().filter_map(Weak::upgrade).collect();
-        cqs.iter().for_each(|cq| cq.bring_all());
+        for cq in cqs {
+            cq.bring_all();
+        }
     }
 
     fn find_overruns(&self) {

@@ -112,6 +112,9 @@ struct Nic {
     open: RwLock<Option<Open>>,
     /// Of the opening that is, or was the last.
     key_set: AtomicU16,
+    /// The last opening that is closed for good, since the kernel takes the device away. What is
+    /// being made there is not kept.
+    released: AtomicU16,
     /// The regions whose default NIC this is.
     space: RwLock<Space>,
     /// Some key of the space is not the NIC's own. It changes with the space's lock held.
@@ -237,8 +240,8 @@ impl LogicalMemory {
         let made = Arc::new(NicPd::new(domain, commands)?);
         let mut pds = lock(&self.pds);
         let entry = pds.get_mut(&pd).ok_or_else(|| no_pd(pd))?;
-        if self.key_set(nic) != key_set {
-            return Err(Error::device_gone(format!("NIC {nic} was opened again")));
+        if !self.is_kept(nic, key_set) {
+            return Err(Error::device_gone(format!("NIC {nic} was closed or opened again")));
         }
         // Another thread may have made one meanwhile; ours ends with no lock held.
         let kept = entry.on[nic].get_or_insert_with(|| made.clone()).clone();
@@ -298,7 +301,7 @@ impl LogicalMemory {
         if s.comes[nic] == key_set {
             s.comes[nic] = 0;
         }
-        let useless = s.gone || self.key_set(nic) != key_set;
+        let useless = s.gone || !self.is_kept(nic, key_set);
         match &made {
             Err(e) if e.errno() != libc::EIO => {
                 s.refused |= bit(nic);
@@ -381,7 +384,8 @@ impl LogicalMemory {
                 continue;
             }
             let mut on = vec![None; self.nics.len()];
-            on[nic] = Some(There { keys, key_set, pd: own_pd.clone() });
+            let there = There { keys, key_set, pd: own_pd.clone() };
+            on[nic] = self.is_kept(nic, key_set).then_some(there);
             let kept = source.keep().inspect_err(|_| drop(domain.dereg_mr(keys.lkey)))?;
             let (source, comes) = (Arc::new(kept), vec![0; self.nics.len()]);
             let (refused, hurried, gone) = (0, false, false);

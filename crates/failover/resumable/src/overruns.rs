@@ -56,7 +56,9 @@ impl Overruns {
     /// Brings over what is in those that are too small, and in `all` where one has lost some.
     pub(crate) fn look(&self, all: impl FnOnce() -> Vec<Arc<ProviderCq>>) {
         if self.told.swap(false, Ordering::AcqRel) {
-            all().iter().for_each(|cq| cq.bring_all());
+            for cq in all() {
+                cq.bring_all();
+            }
         } else if self.any.load(Ordering::Acquire) {
             self.some().iter().for_each(|cq| cq.look());
         }

@@ -188,6 +188,29 @@ fn a_dead_nic_is_closed_once_its_last_qp_has_left() {
 }
 
 #[test]
+fn what_is_made_as_a_nic_is_closed_does_not_keep_it_open() {
+    let net = Net::default();
+    let mut host = Host::new(&net, 0, 64, true);
+    assert_eq!(host.memory.fill_all(), 0);
+    let there = host.id(1);
+    net.meet_at_registrations(there);
+    let lkey = reg(&host.view, host.pd, &host).lkey;
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let wait = |what: &str, condition: &dyn Fn() -> bool| {
+        while !condition() {
+            assert!(Instant::now() < deadline, "{what}");
+            std::thread::yield_now();
+        }
+    };
+    wait("the NIC registers it", &|| net.met() == 1);
+    net.kill(there, None);
+    drop(host.nics.remove(1));
+    net.let_registrations_go();
+    wait("the NIC is closed", &|| !net.is_open(there));
+    host.memory.lkey_on(0, lkey, 2).unwrap();
+}
+
+#[test]
 fn a_changed_region_is_changed_everywhere_and_domains_are_counted() {
     let net = Net::default();
     let host = Host::new(&net, 0, 64, false);

@@ -16,7 +16,7 @@ use crate::Result;
 use parking_lot::{Mutex, MutexGuard};
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use unbroken_types::Wc;
 
 /// Completions that are taken out of a source at a time.
@@ -32,7 +32,8 @@ pub trait Source: Send + Sync {
     /// takes that event calls [`Cq::fire`].
     fn arm(&self, solicited_only: bool);
 
-    /// At least that many entries fit from now on. Nobody polls meanwhile.
+    /// At least that many entries fit from now on. Nobody polls meanwhile: a provider may keep its
+    /// lock until the device has answered.
     fn resize(&self, entries: u32) -> Result<()>;
 
     /// What [`Self::poll`] asks, where that is all it does.
@@ -133,6 +134,15 @@ impl Sole {
     }
 }
 
+impl Cq {
+    /// A driver's queue is to be passed by from now on, or no longer ([`Driver::is_aside`]). No
+    /// poll is at one that is to be passed by when this returns.
+    pub fn drivers_changed(&self) {
+        let drivers = self.drivers.write().unwrap_or_else(PoisonError::into_inner);
+        self.direct.set(&drivers);
+    }
+}
+
 /// See [`Cq::turn`].
 pub struct Turn<'a>(#[allow(dead_code)] MutexGuard<'a, Option<Box<Sole>>>);
 
@@ -182,11 +192,13 @@ impl Direct {
     /// The drivers are these from now on.
     pub(super) fn set(&self, drivers: &[Attached]) {
         let sole = match drivers {
-            [Attached { driver, direct: Some(queue), .. }] => queue.source.as_ref().map(|source| {
-                let (driver, queue, source) = (driver.clone(), queue.clone(), source.clone());
-                let (raw, wcs) = (source.raw(), [Wc::default(); BATCH]);
-                Box::new(Sole { driver, queue, source, raw, wcs })
-            }),
+            [Attached { driver, direct: Some(queue), .. }] if !driver.is_aside() => {
+                queue.source.as_ref().map(|source| {
+                    let (driver, queue, source) = (driver.clone(), queue.clone(), source.clone());
+                    let (raw, wcs) = (source.raw(), [Wc::default(); BATCH]);
+                    Box::new(Sole { driver, queue, source, raw, wcs })
+                })
+            }
             _ => None,
         };
         let mut turn = self.sole.lock();

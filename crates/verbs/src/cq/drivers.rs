@@ -20,6 +20,12 @@ pub trait Driver: Send + Sync {
         None
     }
 
+    /// Polls are to pass its own queue by for now. Whenever that changes it calls
+    /// [`Cq::drivers_changed`].
+    fn is_aside(&self) -> bool {
+        false
+    }
+
     /// Brings what is in its own queue, unless another thread is at it.
     fn fetch(&self) {}
 

@@ -10,13 +10,13 @@ use unbroken_verbs::MemoryDomain;
 
 impl LogicalMemory {
     /// A NIC was opened, or opened again after its death: its handles of an earlier life are void.
-    /// Regions come there in the background.
+    /// Regions come there in the background. Gives the number of the opening.
     pub(crate) fn attach(
         &self,
         nic: usize,
         domain: Arc<dyn MemoryDomain>,
         commands: Arc<Commands>,
-    ) {
+    ) -> u16 {
         *write(&self.nics[nic].open) = None;
         let next = |last| Some(next_key_set(last));
         let last = self.nics[nic].key_set.fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
@@ -28,6 +28,7 @@ impl LogicalMemory {
         *write(&self.nics[nic].open) = Some(Open { domain, commands, key_set });
         self.changed();
         self.all().iter().for_each(|mr| self.fill_later(mr));
+        key_set
     }
 
     /// Finds out whether a region of a NIC's space has a key that the NIC did not give since it was
@@ -47,11 +48,20 @@ impl LogicalMemory {
         }
     }
 
-    /// Drops the domains and regions of a closed NIC that no QP uses any more. They keep the device
-    /// open, and its driver may wait for them before it removes the device.
-    pub(crate) fn release(&self, nic: usize, domain: &Arc<dyn MemoryDomain>) {
+    /// Closes that opening of a NIC for good, whose last QP has left: drops its domains and regions.
+    /// They keep the device open, and its driver may wait for them before it removes the device.
+    pub(crate) fn release(&self, nic: usize, key_set: u16, domain: &Arc<dyn MemoryDomain>) {
+        // Before what is there is dropped: a thread that makes something does not keep it then.
+        self.nics[nic].released.store(key_set, Ordering::Release);
         self.detach(nic, domain);
         self.forget(nic, |pd| pd.is_of(domain));
+    }
+
+    /// Whether what is made by that opening of a NIC is to be kept. To be asked with the lock held
+    /// under which it would be kept.
+    pub(super) fn is_kept(&self, nic: usize, key_set: u16) -> bool {
+        let released = self.nics[nic].released.load(Ordering::Acquire);
+        self.key_set(nic) == key_set && released != key_set
     }
 
     /// Drops a NIC's handles of the domains that `of` accepts, and of their regions.

@@ -69,13 +69,13 @@ impl JournaledQp {
 
     /// Brings over what both CQs have.
     pub(crate) fn bring_all(&self) {
-        self.sends.cq().bring_all();
+        let mut looked = self.sends.cq().bring_all();
         if !self.sends.is_at(self.recvs.cq()) {
-            self.recvs.cq().bring_all();
+            looked &= self.recvs.cq().bring_all();
             // The reason of a flush in the second may have come to the first meanwhile.
-            self.sends.cq().bring_all();
+            looked &= self.sends.cq().bring_all();
         }
-        self.handle(&[], true);
+        self.handle(&[], looked);
     }
 }
 

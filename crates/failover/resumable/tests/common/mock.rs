@@ -98,6 +98,9 @@ struct State {
     /// CQs have queues of a provider behind them; those that there are.
     sources: bool,
     queues: Vec<std::sync::Weak<Queue>>,
+    /// Sizes of this NIC's CQs do not change before something comes here; and one waits there.
+    resizes: Option<(NicId, Arc<Mutex<std::sync::mpsc::Receiver<()>>>)>,
+    resizing: bool,
     /// All that was executed: sender, WR of the program as the sender's NIC knows it.
     executed: u64,
 }
@@ -296,9 +299,36 @@ impl Net {
         self.state().meet = Some((id, 0, 0));
     }
 
+    /// They wait no more.
+    pub fn let_registrations_go(&self) {
+        self.state().meet = None;
+    }
+
     /// How many were under way at most.
     pub fn met(&self) -> usize {
         self.state().meet.map_or(0, |(_, _, most)| most)
+    }
+
+    /// A NIC answers no demand for another size of a CQ before what is given is used, or dropped.
+    pub fn hang_at_resize(&self, id: NicId) -> std::sync::mpsc::Sender<()> {
+        let (answer, hangs) = std::sync::mpsc::channel();
+        self.state().resizes = Some((id, Arc::new(Mutex::new(hangs))));
+        answer
+    }
+
+    /// Whether there is such a demand.
+    pub fn is_resizing(&self) -> bool {
+        self.state().resizing
+    }
+
+    /// A NIC is asked for another size of a CQ.
+    fn wait_at_resize(&self, id: NicId) {
+        let hangs = self.state().resizes.clone().filter(|(at, _)| *at == id);
+        if let Some((_, hangs)) = hangs {
+            self.state().resizing = true;
+            let _answer = hangs.lock().unwrap().recv();
+            self.state().resizing = false;
+        }
     }
 
     /// A registration begins on a NIC.

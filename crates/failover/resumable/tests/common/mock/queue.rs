@@ -16,6 +16,8 @@ pub struct Queue {
     armed: Mutex<Option<bool>>,
     ring: OnceLock<Weak<Cq>>,
     lost: AtomicBool,
+    /// The lock of a provider, which it keeps while the device changes the queue's size.
+    of_provider: Mutex<()>,
 }
 
 impl Queue {
@@ -27,6 +29,7 @@ impl Queue {
             armed: Mutex::default(),
             ring: OnceLock::new(),
             lost: AtomicBool::new(false),
+            of_provider: Mutex::default(),
         })
     }
 
@@ -64,6 +67,7 @@ impl Queue {
 
 impl Source for Queue {
     fn poll(&self, out: &mut [Wc]) -> i32 {
+        let _lock = self.of_provider.lock().unwrap();
         self.net.drive(self.nic);
         if self.lost.load(Ordering::Relaxed) {
             return -1;
@@ -80,6 +84,8 @@ impl Source for Queue {
     }
 
     fn resize(&self, _entries: u32) -> Result<()> {
+        let _lock = self.of_provider.lock().unwrap();
+        self.net.wait_at_resize(self.nic);
         Ok(())
     }
 }

@@ -193,8 +193,7 @@ impl MemoryDomain for MockNic {
         _iova: u64,
         access: Access,
     ) -> Result<MrKeys> {
-        self.net.wait_for_another(self.id);
-        self.with(|nic| {
+        let made = self.with(|nic| {
             if !nic.alive {
                 return Err(Error::device_gone("the NIC is dead"));
             }
@@ -205,7 +204,9 @@ impl MemoryDomain for MockNic {
             // As rxe has it.
             let rkey = if access.intersects(Access::REMOTE) { key } else { 0 };
             Ok(MrKeys { lkey: key, rkey })
-        })
+        });
+        self.net.wait_for_another(self.id);
+        made
     }
     fn reg_dmabuf_mr(
         &self,
