@@ -1,9 +1,9 @@
 #!/bin/sh
 # Fuzzes every target from its seed corpus and prints the number of executions: packets for SECONDS
 # (default 60) and beside them, one after the other, what peers say about their queue pairs for half
-# of that, and what else comes from outside and what SDR's peers say for a quarter each. Stable Rust
-# and a C++ compiler are enough. What is found lies in <target dir>/fuzz/artifacts/ and fails the
-# script.
+# of that, and what else comes from outside, what SDR's peers say and what the connection manager is
+# sent for a sixth each. Stable Rust and a C++ compiler are enough. What is found lies in
+# <target dir>/fuzz/artifacts/ and fails the script.
 set -eu
 seconds=${1:-60}
 cd "$(dirname "$0")"
@@ -16,7 +16,7 @@ cargo run -q --bin seeds -- "$out/seeds"
 host=$(rustc -vV | sed -n 's/^host: //p') # named, so that build scripts are not instrumented
 RUSTFLAGS="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table --cfg fuzzing" \
-CARGO_TARGET_DIR="$out/instrumented" cargo build -q --release --bin packet --bin control --bin outside --bin sdr --target "$host"
+CARGO_TARGET_DIR="$out/instrumented" cargo build -q --release --bin packet --bin control --bin outside --bin sdr --bin cm --target "$host"
 
 # fuzz TARGET SECONDS
 fuzz() {
@@ -38,8 +38,9 @@ packet=$!
 beside=0
 (
     fuzz control "$((seconds / 2))"
-    fuzz outside "$((seconds / 4))"
-    fuzz sdr "$((seconds / 4))"
+    fuzz outside "$((seconds / 6))"
+    fuzz sdr "$((seconds / 6))"
+    fuzz cm "$((seconds / 6))"
 ) || beside=$?
 wait "$packet"
 exit "$beside"

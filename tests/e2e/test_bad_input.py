@@ -16,7 +16,7 @@ from lib.cc import compile_c
 from lib.fabric import Fabric
 from lib.paths import ROOT
 from lib.ports import free_port, listens
-from lib.process import Failure, needs, wait_until
+from lib.process import Failure, wait_until
 from lib.roce import FIRST_PORT, roce_packet, sending_socket
 
 STREAM_SECONDS = 4
@@ -87,27 +87,6 @@ def test_mistake_of_the_program(logs, note, device, what):
         if switches:
             raise Failure(f"a mistake of the application made a QP switch: {switches[0]}")
         note(process.output().splitlines()[-2 if what[:3] in ("psn", "qpn") else -1])
-
-
-RDMA_CM_PROGRAMS = [["rping", "-s"], ["ib_write_bw", "-R", "-d", "unb0"]]
-
-
-def test_librdmacm(logs):
-    """Programs that connect by librdmacm are told in one line that it is not supported, and what
-    to use; others are told nothing."""
-    message = "rdma_cm is not supported yet"
-    with Fabric(logs) as fabric:
-        for program in RDMA_CM_PROGRAMS:
-            needs(program[0], "rdmacm-utils and perftest")
-            started = fabric.run("a", program, f"a-{program[0]}")
-            started.expect_error(20)
-            lines = [line for line in started.output().splitlines() if message in line]
-            if len(lines) != 1 or "perftest: without -R" not in lines[0]:
-                raise Failure(f"{' '.join(program)} is told {lines}")
-        other = fabric.run("a", ["ls", "/dev/infiniband/rdma_cm"], "a-ls")
-        other.expect_error(20)
-        if message in other.output():
-            raise Failure("a program that is not linked with librdmacm is told of it")
 
 
 class Garbage:

@@ -259,6 +259,9 @@ pub struct QpInit {
     /// The way of posts to what carries the logical QP whose life it is; none of a QP that posts
     /// reach by [`DeviceQp`] alone.
     pub lane: Option<Arc<Lane>>,
+    /// UD: it takes management datagrams, so its number is that which peers send them to, where no
+    /// other of the process has it.
+    pub management: bool,
 }
 
 /// A change of a QP; `None` leaves a field as it is.

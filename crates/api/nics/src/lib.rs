@@ -7,9 +7,11 @@
 
 mod host;
 mod logical;
+mod network;
 mod reach;
 mod soft;
 
+pub use network::{Network, OwnPort, Place};
 pub use reach::{reach, reach_each_other, Reach};
 pub use unbroken_hostnic::{
     choose_gid, inside, interface_of_link, other_devices, DeviceFault, DeviceFaultForm,

@@ -168,6 +168,7 @@ impl End<'_> {
                     control: false,
                     standby: false,
                     lane: None,
+                    management: false,
                 };
                 let qp = device.create_qp(&init).map_err(failed("no queue pair"));
                 qp.map(|qp| (keys.lkey, qp)).inspect_err(|_| drop(domain.dereg_mr(keys.lkey)))

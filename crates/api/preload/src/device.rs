@@ -39,6 +39,7 @@ fn devices() -> Result<&'static [&'static DeviceObj]> {
 }
 
 extern "C" fn at_exit() {
+    guard((), unbroken_rdmacm::finish);
     guard((), unbroken_nics::at_exit);
 }
 

@@ -71,6 +71,11 @@ behind! {
     SysvSignal2 = c"__sysv_signal";
     Realpath = c"realpath";
     RealpathChk = c"__realpath_chk";
+    Write = c"write";
+    Fstat = c"fstat";
+    Fstat64 = c"fstat64";
+    Fxstat = c"__fxstat";
+    Fxstat64 = c"__fxstat64";
 }
 
 const COUNT: usize = NAMES.len();
@@ -161,6 +166,7 @@ static AT_START: extern "C" fn() = at_start;
 
 extern "C" fn at_start() {
     Loaded::get();
+    crate::cm::functions_are_known();
 }
 
 impl Search {

@@ -18,7 +18,7 @@ use crate::loader::{real, Behind, Loaded, REAL};
 use crate::sysfs;
 use std::arch::global_asm;
 use std::cell::UnsafeCell;
-use std::ffi::{c_char, CStr};
+use std::ffi::{c_char, c_int, CStr};
 use std::ptr::null_mut;
 
 /// What begins so is answered from the tree, if a slash or nothing follows.
@@ -73,15 +73,61 @@ macro_rules! lead {
     )* };
 }
 
+/// Defines `$name`, whose path is in `$path` and whose flags are in `$flags`: opens what is answered
+/// here itself, or leads the path and jumps to libc's.
+macro_rules! lead_open {
+    ($($name:literal, $path:literal, $flags:literal, $real:expr;)*) => { $(
+        global_asm!(
+            concat!(".globl ", $name),
+            concat!(".type ", $name, ", @function"),
+            concat!($name, ":"),
+            ".cfi_startproc",
+            "endbr64",
+            "push rdi",
+            "push rsi",
+            "push rdx",
+            "push rcx",
+            "push rax",
+            ".cfi_adjust_cfa_offset 40",
+            concat!("mov rax, ", $flags),
+            concat!("mov rdi, ", $path),
+            "mov rsi, rax",
+            "call {lead}",
+            "mov r11, rax",
+            "mov r10, rdx",
+            "pop rax",
+            "pop rcx",
+            "pop rdx",
+            "pop rsi",
+            "pop rdi",
+            ".cfi_adjust_cfa_offset -40",
+            "test r11, r11",
+            "jz 2f",
+            concat!("mov ", $path, ", r11"),
+            "jmp qword ptr [rip + {real} + {offset}]",
+            "2: mov rax, r10",
+            "ret",
+            ".cfi_endproc",
+            concat!(".size ", $name, ", . - ", $name),
+            lead = sym open_or_lead,
+            real = sym REAL,
+            offset = const $real as usize * 8,
+        );
+    )* };
+}
+
+lead_open! {
+    "open", "rdi", "rsi", Behind::Open;
+    "open64", "rdi", "rsi", Behind::Open64;
+    "__open_2", "rdi", "rsi", Behind::Open2;
+    "__open64_2", "rdi", "rsi", Behind::Open642;
+    "openat", "rsi", "rdx", Behind::Openat;
+    "openat64", "rsi", "rdx", Behind::Openat64;
+    "__openat_2", "rsi", "rdx", Behind::Openat2;
+    "__openat64_2", "rsi", "rdx", Behind::Openat642;
+}
+
 lead! {
-    "open", "rdi", Behind::Open;
-    "open64", "rdi", Behind::Open64;
-    "__open_2", "rdi", Behind::Open2;
-    "__open64_2", "rdi", Behind::Open642;
-    "openat", "rsi", Behind::Openat;
-    "openat64", "rsi", Behind::Openat64;
-    "__openat_2", "rsi", Behind::Openat2;
-    "__openat64_2", "rsi", Behind::Openat642;
     "fopen", "rdi", Behind::Fopen;
     "fopen64", "rdi", Behind::Fopen64;
     "stat", "rdi", Behind::Stat;
@@ -109,6 +155,26 @@ lead! {
     "llistxattr", "rdi", Behind::Llistxattr;
 }
 
+/// What became of an `open`.
+#[repr(C)]
+struct Opened {
+    /// The path to go on with; NULL: it is done.
+    path: *const c_char,
+    /// What it gave then.
+    fd: isize,
+}
+
+/// Opens the connection manager's device; leads any other path.
+unsafe extern "C" fn open_or_lead(path: *const c_char, flags: usize) -> Opened {
+    // SAFETY: the caller's string, or NULL.
+    let led = unsafe { lead(path) };
+    // SAFETY: as above; what is led elsewhere is not NULL.
+    if std::ptr::eq(led, path) || !unsafe { cm::is_device(path) } {
+        return Opened { path: led, fd: -1 };
+    }
+    Opened { path: null_mut(), fd: cm::open(flags as c_int) }
+}
+
 /// The path to go on with: `path` itself, or where it leads to.
 unsafe extern "C" fn lead(path: *const c_char) -> *const c_char {
     Loaded::get();
@@ -119,8 +185,6 @@ unsafe extern "C" fn lead(path: *const c_char) -> *const c_char {
     guard(path, || {
         // No tree: the NICs are devices of the machine, or there are none.
         sysfs::root().map_or(path, |root| {
-            // SAFETY: as above, and not NULL.
-            unsafe { cm::looked_at(path) };
             // SAFETY: as above.
             LED.with(|led| unsafe { join(led.get(), root, path) })
         })

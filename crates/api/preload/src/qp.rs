@@ -144,6 +144,7 @@ unsafe fn create(r: Request) -> Result<*mut ibv_qp> {
         sq_sig_all: r.sq_sig_all,
         cookie,
         plain: false,
+        management: false,
     })?;
     // SAFETY: promised by the caller.
     unsafe { r.cap.write(caps_to_c(qp.caps())) };

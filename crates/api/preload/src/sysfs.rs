@@ -118,6 +118,8 @@ fn make(root: &Path, inventory: &Inventory) -> io::Result<()> {
         make_folder(folder)?;
     }
     put(&classes[1].join("abi_version"), ABI)?;
+    // That it is there; `open` of it is answered by `crate::cm`.
+    link(&dev.join("rdma_cm"), "/dev/null")?;
     for (i, nic) in inventory.nics.iter().enumerate() {
         device(&device_folder(root, i), nic)?;
         let (pci, (_, pci_device)) = (pci_folder(i), pci_names(i));
@@ -321,7 +323,8 @@ mod tests {
                 (entries("gids"), entries("gid_attrs/types"), entries("gid_attrs/ndevs")),
                 (4, 2, 2)
             );
-            assert_eq!(fs::read_dir(root.join("dev/infiniband")).unwrap().count(), nics);
+            let in_dev = fs::read_dir(root.join("dev/infiniband")).unwrap().count();
+            assert_eq!(in_dev, nics + 1, "and that of rdma_cm");
             assert!(
                 class.join("unb0/../../infiniband/unb0/ports").exists(),
                 "as a link into /sys/devices"

@@ -112,6 +112,7 @@ impl Qp {
             sq_sig_all: true,
             cookie: 0,
             plain: options.plain,
+            management: false,
         })?;
         let psn = qp.draw_psn();
         let init = RcModify {

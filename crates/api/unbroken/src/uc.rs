@@ -66,6 +66,7 @@ impl Pd {
             sq_sig_all: options.signal_all,
             cookie: 0,
             plain: true,
+            management: false,
         })?;
         let made = UcQp { psn: qp.draw_psn(), qp, lossy: options.lossy, pd: self.clone() };
         let rc = RcModify {

@@ -14,8 +14,9 @@ use crate::presence::holder;
 use crate::runtime::user_id;
 
 /// What lies in a runtime folder, and whether it is a folder.
-const ENTRIES: [(&str, bool); 14] = [
+const ENTRIES: [(&str, bool); 15] = [
     ("alive.lock", false),
+    ("cm", true),
     ("coll", true),
     ("device-faults", true),
     ("directory", true),

@@ -161,6 +161,7 @@ impl Host {
             control: false,
             standby: false,
             lane: None,
+            management: false,
         }
     }
 }

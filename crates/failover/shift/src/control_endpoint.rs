@@ -214,6 +214,7 @@ impl ControlEndpoint {
             control: true,
             standby: false,
             lane: None,
+            management: false,
         })
     }
 

@@ -87,6 +87,7 @@ mod tests {
             control: false,
             standby: false,
             lane: None,
+            management: false,
         }
     }
 

@@ -103,6 +103,7 @@ mod tests {
             srq: None,
             sq_sig_all: true,
             plain: false,
+            management: false,
             cookie: 1,
         }
     }

@@ -66,6 +66,8 @@ pub struct QpRequest {
     pub cookie: u64,
     /// It fails with its NIC, failover or not.
     pub plain: bool,
+    /// UD: see [`QpInit::management`].
+    pub management: bool,
 }
 
 use seeks::Seeks;

@@ -117,6 +117,7 @@ impl End {
             control: false,
             standby: false,
             lane: None,
+            management: false,
         })?;
         Ok(End { nic, cq, buf, mr, qp, remote: Remote::default(), _nics: nics })
     }

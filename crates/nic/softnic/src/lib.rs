@@ -61,3 +61,4 @@ pub use nic::Nic;
 pub use nics::SoftNics;
 pub use traps::program_action;
 pub use unbroken_fabric::DeviceKind;
+pub use unbroken_wire::ROCE_PORT;

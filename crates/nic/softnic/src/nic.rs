@@ -1,7 +1,7 @@
 //! An opened NIC: a device of verbs.
 
 use crate::describe;
-use crate::engine::{QpEntry, QpKind, MAX_QPS};
+use crate::engine::{Engine, QpEntry, QpKind, MAX_QPS};
 use crate::faults::LinkSource;
 use crate::gids::{self, gid_of};
 use crate::inner::Inner;
@@ -193,17 +193,7 @@ impl Nic {
                 shared.name
             )));
         }
-        let qpn = loop {
-            let index =
-                e.id.plain
-                    .as_ref()
-                    .map_or_else(|| shared.page.next_index(), |p| p.next_index(&shared.page));
-            let qpn = u32::from(shared.slot) << 16 | index;
-            // The table is far from full, so a free index comes soon.
-            if e.qps.get(qpn as u16).is_none() {
-                break qpn;
-            }
-        };
+        let qpn = free_qpn(&e, shared, init.management);
         let wc_qpn = init.wc_qpn.unwrap_or(qpn);
         let kind = match init.qp_type {
             QpType::Rc => QpKind::Rc(RcQp::new(RcConfig {
@@ -251,5 +241,25 @@ impl Nic {
         e.qps.insert(qpn as u16, entry);
         drop(e);
         Ok(Arc::new(SoftQp::new(self.inner.clone(), qpn, init)))
+    }
+}
+
+/// The index of the QP that takes management datagrams: the number that every peer knows. No other
+/// QP is given it.
+const MANAGEMENT_INDEX: u32 = 1;
+
+/// A number that no QP has.
+fn free_qpn(e: &Engine, shared: &Shared, management: bool) -> u32 {
+    let of = |index: u32| u32::from(shared.slot) << 16 | index;
+    if management && e.qps.get(MANAGEMENT_INDEX as u16).is_none() {
+        return of(MANAGEMENT_INDEX);
+    }
+    loop {
+        let next = || shared.page.next_index();
+        let index = e.id.plain.as_ref().map_or_else(next, |p| p.next_index(&shared.page));
+        // The table is far from full, so a free index comes soon.
+        if e.qps.get(index as u16).is_none() {
+            return of(index);
+        }
     }
 }

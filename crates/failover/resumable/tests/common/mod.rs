@@ -200,6 +200,7 @@ impl End {
             control: false,
             standby: false,
             lane: None,
+            management: false,
         };
         let qp = host.nics[0].create_holding_qp(&init).unwrap();
         let qpn = qp.qpn();

@@ -75,6 +75,7 @@ impl World {
                 sq_sig_all: true,
                 cookie: 0,
                 plain: false,
+                management: false,
             };
             context.create_qp(&request).unwrap()
         };

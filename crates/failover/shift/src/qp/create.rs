@@ -62,7 +62,8 @@ impl Qp {
             context: Arc::downgrade(context),
             nic,
             qpn,
-            init: QpInit { wc_qpn: Some(qpn), ..init },
+            // Its later lives have other numbers, as those of any QP.
+            init: QpInit { wc_qpn: Some(qpn), management: false, ..init },
             unfit,
             is_plain: r.plain,
             idle: AtomicBool::new(!r.plain),
@@ -166,5 +167,6 @@ fn physical(r: &QpRequest, nic: usize, protect: bool, home: Option<Gid>) -> QpIn
         control: false,
         standby: false,
         lane: (protect && r.qp_type == QpType::Rc).then(Lane::new),
+        management: r.management,
     }
 }

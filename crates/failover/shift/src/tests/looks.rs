@@ -66,6 +66,7 @@ fn every_kind_of_qp_has_a_state_in_its_progress() {
             sq_sig_all: true,
             cookie: 0,
             plain: false,
+            management: false,
         };
         let qp = w.contexts[0].create_qp(&request).unwrap();
         assert_eq!(qp.status().state, "reset", "{qp_type:?}");

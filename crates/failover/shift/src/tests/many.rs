@@ -43,6 +43,7 @@ impl Host {
             sq_sig_all: true,
             cookie: 0,
             plain: false,
+            management: false,
         };
         let qps = (0..qps).map(|_| context.create_qp(&request()).unwrap()).collect();
         Host { plan, core, qps, _system: system, _context: context }

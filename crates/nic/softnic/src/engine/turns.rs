@@ -269,6 +269,7 @@ mod tests {
                 control: false,
                 standby: false,
                 lane: None,
+                management: false,
             };
             let qps = (0..QPS).map(|_| nic.create_qp(&init).unwrap()).collect();
             Host { nic, cq, qps, mr, buf }

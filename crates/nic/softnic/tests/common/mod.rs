@@ -193,6 +193,7 @@ impl Host {
             control: false,
             standby: false,
             lane: None,
+            management: false,
         }
     }
 

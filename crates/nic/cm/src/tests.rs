@@ -1,0 +1,4 @@
+//! Messages and connections.
+
+mod codec;
+mod network;
