@@ -21,17 +21,21 @@ struct Host {
     /// The machine's name in events and status.
     name: String,
     logical: Logical,
+    /// Programs have the devices as they are: nothing is supplied, and nothing hidden.
+    bare: bool,
     aliases: Arc<UdAliases>,
 }
 
-/// The devices as a set of NICs.
-pub fn over(nics: Arc<HostNics>, runtime: &Runtime) -> Result<Box<dyn NicSet>> {
+/// The devices as a set of NICs. Unless they are `bare`, they get what protection needs and they
+/// lack.
+pub fn over(nics: Arc<HostNics>, runtime: &Runtime, bare: bool) -> Result<Box<dyn NicSet>> {
     if environment::flag(environment::DEVICE_FAULTS) {
         nics.take_faults(runtime)?;
     }
     let logical = Logical::new(nics.count());
     let runtime = runtime.path().to_path_buf();
-    Ok(Box::new(Host { nics, runtime, name: host_name(), logical, aliases: Arc::default() }))
+    let (name, aliases) = (host_name(), Arc::default());
+    Ok(Box::new(Host { nics, runtime, name, logical, bare, aliases }))
 }
 
 fn host_name() -> String {
@@ -56,8 +60,11 @@ impl NicSet for Host {
         self.name.clone()
     }
 
-    fn capabilities(&self, _i: usize) -> Capabilities {
-        ResumableDevice::CAPABILITIES
+    fn capabilities(&self, i: usize) -> Capabilities {
+        match self.bare {
+            true => Capabilities { windows: self.nics.has_windows(i), ..Capabilities::default() },
+            false => ResumableDevice::CAPABILITIES,
+        }
     }
 
     fn gid(&self, i: usize) -> Gid {
@@ -90,7 +97,12 @@ impl NicSet for Host {
     }
 
     fn attr(&self, i: usize) -> DeviceAttr {
-        ResumableDevice::attr(&self.nics.attr(i))
+        let attr = self.nics.attr(i);
+        if self.bare {
+            attr
+        } else {
+            ResumableDevice::attr(&attr)
+        }
     }
 
     fn port(&self, i: usize, port: u8, usable: bool) -> Result<PortAttr> {
@@ -107,7 +119,10 @@ impl NicSet for Host {
     }
 
     fn open(&self, i: usize, sink: Arc<dyn EventSink>) -> Result<Arc<dyn Device>> {
-        self.logical.open(i, sink, |sink| self.nics.open(i, sink))
+        match self.bare {
+            true => self.nics.open(i, sink, true),
+            false => self.logical.open(i, sink, |sink| self.nics.open(i, sink, false)),
+        }
     }
 
     fn memory(&self, i: usize) -> Arc<dyn MemoryDomain> {

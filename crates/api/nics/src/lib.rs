@@ -114,7 +114,7 @@ pub fn from_env() -> Result<System> {
     tell_wrong_variables();
     if let Some(nics) = machine()? {
         let runtime = Runtime::open().map_err(|e| Error::invalid(e.to_string()))?;
-        return System::over(host::over(nics.clone(), &runtime)?);
+        return System::over(host::over(nics.clone(), &runtime, !failover_is_on())?);
     }
     System::over(soft::over(Config::from_env()?)?)
 }
@@ -123,6 +123,10 @@ pub fn from_env() -> Result<System> {
 /// another kind.
 pub fn bare_from_env() -> Result<System> {
     tell_wrong_variables();
+    if let Some(nics) = machine()? {
+        let runtime = Runtime::open().map_err(|e| Error::invalid(e.to_string()))?;
+        return System::over(host::over(nics.clone(), &runtime, true)?);
+    }
     System::over(soft::with(Config::from_env()?, false)?)
 }
 

@@ -39,7 +39,7 @@ pub struct Reach {
 /// each. An error where one cannot be used at all.
 pub fn reach_each_other(names: &[String], limit: Duration) -> Result<Vec<Reach>> {
     let nics = HostNics::new(&Wanted::Named(names.to_vec()), None)?;
-    let open = |i| nics.open(i, Arc::new(NoEvents) as Arc<dyn EventSink>);
+    let open = |i| nics.open(i, Arc::new(NoEvents) as Arc<dyn EventSink>, false);
     let devices: Vec<Arc<dyn Device>> = (0..nics.count()).map(open).collect::<Result<_>>()?;
     let pairs = devices.iter().flat_map(|from| devices.iter().map(move |to| (from, to)));
     let reach = |(from, to): (&Arc<dyn Device>, &Arc<dyn Device>)| Reach {

@@ -50,9 +50,12 @@ impl AsRawFd for Events {
 
 impl Cq {
     /// Takes completions that are there into a slice, without driving the NICs as [`Cq::poll_into`]
-    /// does where there are none.
+    /// does where there are none. A device that works by itself is asked for them.
     pub fn take_into(&self, wcs: &mut [crate::Wc]) -> Result<usize> {
-        self.0.take(wcs)
+        match self.0.has_source() {
+            true => self.0.poll(wcs),
+            false => self.0.take(wcs),
+        }
     }
 
     /// Asks for an event at the next completion. What came before is polled for after this call.

@@ -17,6 +17,18 @@ pub(crate) fn fill_send(
     inline: &mut Sge,
 ) -> Result<()> {
     check_opcode(wr.opcode)?;
+    fill_any(c, wr_id, wr, inline);
+    Ok(())
+}
+
+/// [`fill_send`] of a request of any kind. One that binds a window gets its window from the caller.
+#[inline(always)]
+pub(crate) fn fill_any(
+    c: &mut MaybeUninit<ibv_send_wr>,
+    wr_id: u64,
+    wr: &SendWr<'_>,
+    inline: &mut Sge,
+) {
     // SAFETY: integers and null pointers; of the unions any member may be zero.
     let c = c.write(unsafe { zeroed() });
     c.wr_id = wr_id;
@@ -43,7 +55,9 @@ pub(crate) fn fill_send(
         // Nothing of a SEND is read there.
         c.wr.rdma = ibv_wr_rdma { remote_addr: wr.remote_addr, rkey: wr.rkey };
     }
-    Ok(())
+    if matches!(wr.opcode, SendOpcode::SendInv | SendOpcode::LocalInv) {
+        c.imm_data = wr.rkey; // C's union of both
+    }
 }
 
 /// Whether the device may have such a send.

@@ -325,13 +325,14 @@ impl HostDevice {
         address: Arc<Mutex<Gid>>,
         (counters, revival): (crate::counters::CounterFiles, Arc<Revival>),
         sink: Arc<dyn EventSink>,
+        bare: bool,
     ) -> Result<HostDevice> {
         // SAFETY: an open context.
         let channel = unsafe { context.library.create_comp_channel(context.raw()) };
         if channel.is_null() {
             return Err(null_error(&format!("{}: ibv_create_comp_channel", context.name)));
         }
-        let memory = HostMemory::new(&context);
+        let memory = HostMemory::new(&context, bare);
         let port = Mutex::new(context.port(PORT)?);
         let shared = Arc::new(Shared {
             index,
@@ -380,7 +381,7 @@ impl HostDevice {
 
 impl Device for HostDevice {
     fn capabilities(&self) -> Capabilities {
-        Capabilities::default()
+        Capabilities { windows: self.memory.has_windows(), ..Capabilities::default() }
     }
 
     fn name(&self) -> &str {

@@ -42,6 +42,7 @@ mod removal;
 mod resolver;
 mod revival;
 mod srq;
+mod windows;
 
 pub use context::{PortView, MAX_GIDS};
 pub use counters::{other_devices, OtherDevice};

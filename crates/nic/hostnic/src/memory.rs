@@ -3,6 +3,7 @@
 use crate::context::Context;
 use crate::inside;
 use crate::library::{check, null_error};
+use crate::windows::{Verbs, Windows};
 use crate::{lock, Object};
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
@@ -29,17 +30,27 @@ struct Mr {
 }
 
 #[derive(Default)]
-struct Tables {
+pub(crate) struct Tables {
     pds: HashMap<PdHandle, Pd>,
     /// By local key, which is the device's own.
     mrs: HashMap<u32, Mr>,
+    pub(crate) windows: Windows,
     last_pd: u32,
+}
+
+impl Tables {
+    /// The provider's region of that local key.
+    pub(crate) fn region(&self, lkey: u32) -> Result<usize> {
+        self.mrs.get(&lkey).map(|mr| mr.raw).ok_or_else(|| no_key(lkey))
+    }
 }
 
 /// What a context has of memory.
 pub(crate) struct HostMemory {
     context: Arc<Context>,
-    tables: Mutex<Tables>,
+    pub(crate) tables: Mutex<Tables>,
+    /// None: windows are hidden, or not there.
+    pub(crate) windows: Option<Verbs>,
 }
 
 fn length(len: u64) -> Result<usize> {
@@ -55,8 +66,10 @@ fn no_key(lkey: u32) -> Error {
 }
 
 impl HostMemory {
-    pub(crate) fn new(context: &Arc<Context>) -> Arc<HostMemory> {
-        Arc::new(HostMemory { context: context.clone(), tables: Mutex::default() })
+    /// `bare`: the device's windows are the program's to use.
+    pub(crate) fn new(context: &Arc<Context>, bare: bool) -> Arc<HostMemory> {
+        let windows = bare.then(|| Verbs::of(context)).flatten();
+        Arc::new(HostMemory { context: context.clone(), tables: Mutex::default(), windows })
     }
 
     /// A region that `make` has the provider make.
@@ -242,12 +255,12 @@ impl MemoryDomain for HostMemory {
         ))
     }
 
-    fn alloc_window(&self, _pd: PdHandle, _kind: WindowType) -> Result<u32> {
-        Err(Error::unsupported("memory windows cannot be protected"))
+    fn alloc_window(&self, pd: PdHandle, kind: WindowType) -> Result<u32> {
+        self.new_window(pd, kind)
     }
 
-    fn dealloc_window(&self, _rkey: u32) -> Result<()> {
-        Err(Error::unsupported("memory windows cannot be protected"))
+    fn dealloc_window(&self, rkey: u32) -> Result<()> {
+        self.end_window(rkey)
     }
 }
 

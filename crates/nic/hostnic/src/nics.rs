@@ -10,6 +10,7 @@ use crate::gids::{self, Followed, GidChoice};
 use crate::library::Library;
 use crate::lock;
 use crate::revival::{Identity, Revival};
+use crate::windows::Verbs;
 use std::collections::HashMap;
 use std::ffi::{c_void, CStr};
 use std::path::{Path, PathBuf};
@@ -254,8 +255,13 @@ impl HostNics {
         self.context(i)?.device_attr()
     }
 
-    /// Opens NIC `i`; EBUSY while it is open and alive.
-    pub fn open(&self, i: usize, sink: Arc<dyn EventSink>) -> Result<Arc<dyn Device>> {
+    /// Whether NIC `i` has memory windows of type 2, for who opens it bare.
+    pub fn has_windows(&self, i: usize) -> bool {
+        self.context(i).is_ok_and(|context| Verbs::of(&context).is_some())
+    }
+
+    /// Opens NIC `i`; EBUSY while it is open and alive. `bare`: with what failover hides.
+    pub fn open(&self, i: usize, sink: Arc<dyn EventSink>, bare: bool) -> Result<Arc<dyn Device>> {
         let nic = &self.nics[i];
         let faults = self.faults.get();
         faults.map_or(Ok(()), |faults| faults.check_open(i, &sink))?;
@@ -272,7 +278,7 @@ impl HostNics {
         let counters = CounterFiles::of(&nic.name);
         let life = faults.map(|_| Watch::begin_life(i, &context, sink.clone())).transpose()?;
         let more = (counters, self.revival.clone());
-        let device = Arc::new(HostDevice::open(i, context, nic.address.clone(), more, sink)?);
+        let device = Arc::new(HostDevice::open(i, context, nic.address.clone(), more, sink, bare)?);
         *open = Arc::downgrade(&device);
         Ok(match (faults, life) {
             (Some(faults), Some(life)) => faults.around(i, life, device),

@@ -1,7 +1,7 @@
 //! A QP of the provider.
 
 use crate::ah::AddressHandles;
-use crate::convert::{check_opcode, fill_send, modify, recv_wr};
+use crate::convert::{check_opcode, fill_any, fill_send, modify, recv_wr};
 use crate::cq::HostCq;
 use crate::device::Shared;
 use crate::library::{check, null_error};
@@ -13,7 +13,7 @@ use std::mem::{zeroed, MaybeUninit};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
-use unbroken_types::{PdHandle, QpCaps, QpState, QpType, Sge, UdDest};
+use unbroken_types::{PdHandle, QpCaps, QpState, QpType, SendOpcode, Sge, UdDest};
 use unbroken_verbs::abi::*;
 use unbroken_verbs::{
     DeviceQp, Error, ListResult, MemoryDomain, QpInit, QpModify, QpSnapshot, RawQp, RcModify,
@@ -151,6 +151,9 @@ impl HostQp {
     #[inline(always)]
     fn post_as(&self, wr_id: u64, wr: &SendWr<'_>) -> Result<()> {
         let _in_use = self.in_use()?;
+        if wr.opcode.changes_keys() && self.memory.has_windows() {
+            return self.change_key(wr_id, wr);
+        }
         let (mut inline, mut c) = (Sge::default(), MaybeUninit::uninit());
         fill_send(&mut c, wr_id, wr, &mut inline)?;
         let posted = match &wr.ud {
@@ -158,6 +161,23 @@ impl HostQp {
             None => self.give(c.as_mut_ptr(), 1),
         };
         posted.map_err(|(_, code)| self.refused(code))
+    }
+
+    /// Gives the provider a send that changes a key.
+    #[cold]
+    fn change_key(&self, wr_id: u64, wr: &SendWr<'_>) -> Result<()> {
+        let (mut inline, mut c) = (Sge::default(), MaybeUninit::uninit());
+        fill_any(&mut c, wr_id, wr, &mut inline);
+        // SAFETY: just written.
+        let c = unsafe { c.assume_init_mut() };
+        let refused = |(_, code)| self.refused(code);
+        if wr.opcode != SendOpcode::BindMw {
+            return self.give(c, 1).map_err(refused);
+        }
+        self.memory.bind(wr, |bind| {
+            (c.imm_data, c.bind_mw) = (0, bind);
+            self.give(c, 1).map_err(refused)
+        })
     }
 
     /// Gives the provider a datagram.
@@ -240,11 +260,14 @@ impl DeviceQp for HostQp {
     }
 
     fn post_sends(&self, batch: &dyn SendBatch) -> Result<()> {
-        (0..batch.count()).try_for_each(|i| check_opcode(batch.wr(i).opcode))?;
-        let posted = match self.kind {
-            QpType::Ud => (0..batch.count())
+        let changes_keys = (0..batch.count()).any(|i| batch.wr(i).opcode.changes_keys());
+        if changes_keys && !self.memory.has_windows() {
+            (0..batch.count()).try_for_each(|i| check_opcode(batch.wr(i).opcode))?;
+        }
+        let posted = match self.kind == QpType::Ud || changes_keys {
+            true => (0..batch.count())
                 .try_for_each(|i| self.post_send(&batch.wr(i)).map_err(|e| (i, e))),
-            _ => self.give_all(batch.count(), |i, c, inline| {
+            false => self.give_all(batch.count(), |i, c, inline| {
                 let wr = batch.wr(i);
                 fill_send(c, wr.wr_id, &wr, inline)
             }),
@@ -260,7 +283,9 @@ impl DeviceQp for HostQp {
     }
 
     fn post_list(&self, list: &[SendWr<'_>]) -> ListResult {
-        if self.kind == QpType::Ud {
+        let changes_keys =
+            self.memory.has_windows() && list.iter().any(|wr| wr.opcode.changes_keys());
+        if self.kind == QpType::Ud || changes_keys {
             return list
                 .iter()
                 .enumerate()

@@ -68,7 +68,8 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "ADDRESS:PORT")]
     connect: Option<SocketAddr>,
     /// Addresses of interfaces of this machine, which are its NICs, with --listen or --connect
-    /// [default: the one over which the ends reach each other]
+    /// [default: the RDMA devices of `unbroken run --devices`, else the interface over which the
+    /// ends reach each other]
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
     address: Vec<IpAddr>,
     /// How long --listen waits for the other end
@@ -167,17 +168,19 @@ pub(super) fn serve(runtime: &Runtime, args: &BenchArgs) -> Result {
 fn listen(runtime: &Runtime, at: SocketAddr, args: &BenchArgs) -> Result {
     let (mut peer, here) = Peer::wait_at(at, args.lasts, args.deadline)?;
     let args = Agreed::adopt(&peer.hear()?, args)?;
-    let end = End::new(runtime, Nics::At(&addresses(&args, here)), &args)?;
+    let end = between_machines(runtime, here, &args)?;
     read_all(end, &mut peer, &args)
 }
 
-/// The NICs of this end.
-fn addresses(args: &BenchArgs, here: IpAddr) -> Vec<IpAddr> {
-    if args.address.is_empty() {
-        vec![here]
-    } else {
-        args.address.clone()
-    }
+/// This end of two on machines of their own. It has the interfaces that `--address` names, else the
+/// RDMA devices that it was started with, else the interface over which the ends reach each other.
+fn between_machines(runtime: &Runtime, here: IpAddr, args: &BenchArgs) -> Result<End> {
+    let nics = match args.address.is_empty() {
+        false => Nics::At(&args.address),
+        true if unbroken_nics::names_devices() => Nics::Devices,
+        true => Nics::At(std::slice::from_ref(&here)),
+    };
+    End::new(runtime, nics, args)
 }
 
 /// Its information to the peer, the peer's from there, and at the end what it counted.
@@ -233,7 +236,7 @@ pub(super) fn bench(runtime: &Runtime, args: &BenchArgs) -> Result {
         (None, Some(to)) => {
             let (mut server, here) = Peer::connect(to, args.deadline)?;
             server.say(&Agreed::line(args)?)?;
-            (End::new(runtime, Nics::At(&addresses(args, here)), args)?, server)
+            (between_machines(runtime, here, args)?, server)
         }
         (None, None) if args.address.is_empty() => {
             (End::new(runtime, Nics::Of(&args.from), args)?, Peer::start(runtime)?)

@@ -47,15 +47,19 @@ pub(super) enum Nics<'a> {
     Of(&'a str),
     /// Those at addresses of this machine.
     At(&'a [IpAddr]),
+    /// The RDMA devices that `unbroken run --devices` has named.
+    Devices,
 }
 
 impl End {
     pub(super) fn new(runtime: &Runtime, nics: Nics<'_>, args: &BenchArgs) -> Result<End> {
-        let (host, all) = match nics {
-            Nics::Of(host) => (Host::bare(runtime.path(), host), 1),
-            Nics::At(addresses) => (Host::bare_at(runtime.path(), addresses), addresses.len()),
+        let host = match nics {
+            Nics::Of(host) => Host::bare(runtime.path(), host),
+            Nics::At(addresses) => Host::bare_at(runtime.path(), addresses),
+            Nics::Devices => Host::bare_from_env(),
         };
         let host = host.map_err(|e| Failure::Text(e.to_string()))?;
+        let all = if matches!(nics, Nics::Of(_)) { 1 } else { host.nic_count() };
         let nics = if args.nics.is_empty() { (0..all).collect() } else { args.nics.clone() };
         let options = ContextOptions { nics, channels: args.channels, ..ContextOptions::default() };
         let context = Context::open(&host, &options).map_err(failed)?;

@@ -33,7 +33,8 @@ Examples:
   unbroken fault set 'loss a/0 1% tx' && unbroken sdr bench --scheme mds:16,8 --rate 1G --verify
   unbroken sdr bench --scheme adaptive --size 8M --in-flight 16 --channels 2 --nics 0,1 --json
   unbroken sdr bench --listen 192.0.2.7:7601          at the far end
-  unbroken sdr bench --connect 192.0.2.7:7601 --scheme adaptive"
+  unbroken sdr bench --connect 192.0.2.7:7601 --scheme adaptive
+  unbroken run --devices mlx5_0 -- unbroken sdr bench --listen 192.0.2.7:7601"
     )]
     Bench(bench::BenchArgs),
     /// The other end of a bench
