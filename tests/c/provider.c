@@ -30,7 +30,7 @@ typedef void *symbol_of(void *, const char *);
  * are no verbs of control of a device, then those of a context, then those of what is in one. */
 #define QUICK(F) \
     F(get_device_list) F(free_device_list) F(get_device_name) F(get_async_event) \
-    F(ack_async_event) F(query_pkey) F(create_comp_channel) F(destroy_comp_channel) \
+    F(ack_async_event) F(query_pkey) F(create_comp_channel) \
     F(get_cq_event) F(ack_cq_events) F(fork_init) F(node_type_str) F(port_state_str) \
     F(event_type_str) F(wc_status_str)
 #define OF_CONTEXT(F) F(close_device) F(alloc_pd)

@@ -10,7 +10,8 @@
  * gets a line with the completion vector of each CQ.
  * TEST_PROVIDER_NULL: RC QPs do nothing, see provider_null.c.
  * TEST_PROVIDER_LOG: a file that gets a line for each QP, CQ, region, address handle and connection
- * that a device is asked for: what it is, the device, and numbers. */
+ * that a device is asked for: what it is, the device, and numbers; and for each channel that ends,
+ * or that is kept since a CQ has it. */
 #include "provider_null.h"
 #include <errno.h>
 #include <infiniband/verbs.h>
@@ -235,6 +236,14 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *context, int entries, void *cq_
         return NULL;
     }
     return REAL(ibv_create_cq, context, entries, cq_context, channel, vector);
+}
+
+int ibv_destroy_comp_channel(struct ibv_comp_channel *channel)
+{
+    int refused = REAL(ibv_destroy_comp_channel, channel);
+
+    note("channel %s %d\n", refused ? "kept" : "ended", refused);
+    return refused;
 }
 
 int ibv_resize_cq(struct ibv_cq *cq, int entries)

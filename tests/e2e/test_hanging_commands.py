@@ -107,3 +107,29 @@ def test_nobody_waits_for_it(logs, verbs, hang_ms, qps):
         client.expect_success(WAIT_SECONDS + hang_ms / 1000)
         hang.unlink(missing_ok=True)
         server.expect_success(WAIT_SECONDS)
+
+
+def test_what_is_ended_late_keeps_no_dead_nic_open(logs):
+    """A NIC dies whose CQs take their time to end. Its completion channel ends with the last of
+    them: one that is left keeps the device open, and whoever removes that waits for ever."""
+    with MachineFabric(logs, "--nics", "2") as fabric:
+        hang, log = Path(fabric.below) / "hang", logs / "provider.log"
+        log.touch()
+        fabric.env |= {
+            "TEST_PROVIDER_LOG": str(log),
+            "TEST_PROVIDER_HANG": str(hang),
+            "TEST_PROVIDER_HANG_DEVICE": "unb0",
+            "TEST_PROVIDER_HANG_VERBS": "destroy_cq",
+            "TEST_PROVIDER_HANG_MS": "500",
+        }
+        server, client = fabric.pair("ib_write_bw", ["-F", "-s", 4096, "-D", SECONDS])
+        protected = lambda: (all_ := fabric.status()["qps"]) and all(q["protected"] for q in all_)
+        wait_until(lambda: client.ended() or protected(), WAIT_SECONDS, "they are protected")
+        hang.touch()
+        fabric.fault("nic a/0 dead")
+        channels = lambda: [line for line in log.read_text().splitlines() if "channel" in line]
+        wait_until(channels, WAIT_SECONDS, "the channel of the dead NIC ends")
+        assert channels() == ["channel ended 0"]
+        hang.unlink()
+        client.expect_success(SECONDS + WAIT_SECONDS)
+        server.expect_success(WAIT_SECONDS)

@@ -32,11 +32,11 @@ for i in 0 1; do
 done
 for link in A0 A1 B0 B1 R0 R1; do rdma link add rxe$link type rxe netdev $link; done
 cd "$(dirname "$(readlink -f "$0")")/../.."
-names=(devices devices_collectives doctor softnic_and_rxe softnic_beside_rxe)
+names=(devices devices_collectives devices_sdr doctor softnic_and_rxe softnic_beside_rxe)
 tests=("${names[@]/#/tests/e2e/test_}")
 /usr/bin/python3 -m pytest -p no:cacheprovider --vm -v "${tests[@]/%/.py}" "$@" && status=0 || status=$?
 logs=${CARGO_TARGET_DIR:-target}/test-logs
-[ $status = 0 ] || for log in "$logs"/{devices,devices_collectives,doctor,softnic_and_rxe,softnic_beside_rxe}/*/*.log; do
+[ $status = 0 ] || for log in "$logs"/{devices,devices_collectives,devices_sdr,doctor,softnic_and_rxe,softnic_beside_rxe}/*/*.log; do
     echo "-- $(basename "$(dirname "$log")")/$(basename "$log")"
     # What it said of errors comes first: its output may have been kept back behind that.
     [ ! -f "$log" ] || { grep -aiE 'fail|error|unbroken:' "$log" | head -n 5; tail -n 3 "$log"; } |

@@ -20,11 +20,14 @@ use crate::waker::Waker;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::time::Duration;
 use unbroken_types::Wc;
 use unbroken_verbs::{Cq, Device, Driver, Error, Result, BATCH};
 
 /// Entries of a device's CQ at first, at most.
 const MOST_AT_FIRST: u32 = 8192;
+/// How often who waits for a device that changes a CQ's size asks whether it answers.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Batches that one call brings, so that it ends.
 const MAX_BATCHES: usize = 1024;
 
@@ -244,15 +247,27 @@ impl ProviderCq {
             .and_then(Weak::upgrade)
     }
 
-    /// Brings over what is there, waiting for whoever is at it. False: it could not look.
+    /// Brings over what is there, waiting for whoever is at it, and for a device that changes the
+    /// size as long as it answers at all. False: it could not look.
     pub(crate) fn bring_all(&self) -> bool {
+        while !self.bring_unless_aside() {
+            if self.commands.is_stuck() {
+                return false;
+            }
+            let _answered = self.growing.try_lock_for(LOOK_AGAIN);
+        }
+        true
+    }
+
+    /// The same without waiting for the device.
+    fn bring_unless_aside(&self) -> bool {
         self.cq.bring();
         let app = self.app.upgrade();
         let _turn = app.as_ref().map(|app| app.turn());
         self.bring_in_turn(&[]).is_some()
     }
 
-    /// The same unless another thread is at it. Gives whether it was found empty.
+    /// Brings over what is there unless another thread is at it. Gives whether it was found empty.
     pub(crate) fn try_bring(&self) -> bool {
         let app = self.app.upgrade();
         let turn = app.as_ref().map(|app| app.try_turn());
@@ -420,7 +435,7 @@ impl Driver for ProviderCq {
 
     fn bring(&self) {
         if self.may_have_some() {
-            self.bring_all();
+            self.bring_unless_aside();
         }
     }
 
@@ -441,7 +456,7 @@ impl Driver for ProviderCq {
         }
         // Waiting for whoever is at it: what that thread has taken already would raise no event
         // that is for solicited completions.
-        self.bring_all();
+        self.bring_unless_aside();
     }
 
     fn resized(&self) {

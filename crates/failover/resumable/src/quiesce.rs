@@ -170,9 +170,9 @@ impl JournaledQp {
     fn look(&self) {
         let gone = self.is_gone();
         let wanted = self.lock().journal.wants_recvs_polled();
-        self.bring_all();
+        let looked = self.bring_all();
         let mut st = self.lock();
-        if wanted {
+        if wanted && looked {
             st.journal.recvs_polled();
         }
         if gone {

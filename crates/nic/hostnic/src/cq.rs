@@ -10,6 +10,8 @@ use crate::context::Context;
 use crate::library::{check, null_error};
 use crate::{lock, Object};
 use std::ffi::{c_int, c_void};
+use std::os::fd::RawFd;
+use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use unbroken_types::Wc;
 use unbroken_verbs::abi::{ibv_comp_channel, ibv_cq, PollCq, ReqNotifyCq};
@@ -17,6 +19,50 @@ use unbroken_verbs::{Cq, Error, RawCq, Result, Source};
 
 /// Entries at least where the provider cannot change the size of a queue: enough for most programs.
 const FIXED_ENTRIES: u32 = 1024;
+
+/// The channel of a device by which the events of its queues come. It ends with the last of them,
+/// since the provider ends none that is in use; what is left of it would keep the device open.
+pub(crate) struct Channel {
+    context: Arc<Context>,
+    raw: Object<ibv_comp_channel>,
+}
+
+impl Channel {
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Arc<Channel>> {
+        // SAFETY: an open context.
+        let raw = unsafe { context.library.create_comp_channel(context.raw()) };
+        if raw.is_null() {
+            return Err(null_error(&format!("{}: ibv_create_comp_channel", context.name)));
+        }
+        Ok(Arc::new(Channel { context: context.clone(), raw: Object(raw) }))
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        // SAFETY: a channel of ours; the field never changes.
+        unsafe { (*self.raw.0).fd }
+    }
+
+    /// Takes the next event and acknowledges it. Gives the cookie of its queue; none where there is
+    /// no event.
+    pub(crate) fn take_event(&self) -> Option<u64> {
+        let (mut cq, mut cookie) = (null_mut(), null_mut());
+        let library = self.context.library;
+        // SAFETY: a channel of ours and live locals; the descriptor does not block.
+        if unsafe { library.get_cq_event(self.raw.0, &mut cq, &mut cookie) } != 0 {
+            return None;
+        }
+        // SAFETY: the queue lives until its event is acknowledged.
+        unsafe { library.ack_cq_events(cq, 1) };
+        Some(cookie as u64)
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        // SAFETY: made by us; each queue of it holds it, so they are gone.
+        unsafe { self.context.library.destroy_comp_channel(self.raw.0) };
+    }
+}
 
 /// See the module's text.
 pub(crate) struct HostCq {
@@ -29,7 +75,7 @@ pub(crate) struct HostCq {
     ring: OnceLock<Weak<Cq>>,
     /// Entries that the provider's queue has.
     entries: Mutex<u32>,
-    has_channel: bool,
+    channel: Option<Arc<Channel>>,
 }
 
 impl HostCq {
@@ -39,7 +85,7 @@ impl HostCq {
         context: &Arc<Context>,
         entries: u32,
         vector: u32,
-        channel: Option<*mut ibv_comp_channel>,
+        channel: Option<Arc<Channel>>,
         cookie: u64,
     ) -> Result<Arc<HostCq>> {
         // SAFETY: an open context; the slots never change.
@@ -57,7 +103,7 @@ impl HostCq {
                 context.raw(),
                 wanted,
                 cookie as *mut c_void,
-                channel.unwrap_or_default(),
+                channel.as_ref().map_or(null_mut(), |channel| channel.raw.0),
                 (vector % vectors) as c_int,
             )
         };
@@ -73,7 +119,7 @@ impl HostCq {
             ring: OnceLock::new(),
             // SAFETY: just made.
             entries: Mutex::new(unsafe { (*raw).cqe }.max(0) as u32),
-            has_channel: channel.is_some(),
+            channel,
         }))
     }
 
@@ -113,7 +159,7 @@ impl Source for HostCq {
     }
 
     fn arm(&self, solicited_only: bool) {
-        if self.has_channel {
+        if self.channel.is_some() {
             // SAFETY: a queue of ours.
             unsafe { (self.req_notify)(self.raw.0, solicited_only.into()) };
         }

@@ -8,20 +8,19 @@
 
 use crate::ah::{resolver, AhResolver};
 use crate::context::Context;
-use crate::cq::HostCq;
+use crate::cq::{Channel, HostCq};
 use crate::gids;
-use crate::library::{check, null_error};
+use crate::library::check;
+use crate::lock;
 use crate::memory::HostMemory;
 use crate::qp::HostQp;
 use crate::removal::Removal;
 use crate::revival::Revival;
 use crate::srq::HostSrq;
-use crate::{lock, Object};
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::mem::zeroed;
 use std::os::fd::{AsRawFd, RawFd};
-use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use unbroken_types::{Gid, PathAttr, PdHandle};
@@ -57,7 +56,7 @@ pub(crate) struct Shared {
     /// The GID that stands for the port, which may become another of its own.
     address: Arc<Mutex<Gid>>,
     gid_index: AtomicU8,
-    channel: Object<ibv_comp_channel>,
+    channel: Arc<Channel>,
     cqs: Mutex<HashMap<u64, Weak<HostCq>>>,
     srqs: Mutex<Vec<Weak<HostSrq>>>,
     next_cookie: AtomicU64,
@@ -195,16 +194,9 @@ impl Shared {
 
     /// Takes the completion events that wait.
     fn take_completion_events(&self) {
-        let library = self.context.library;
         for _ in 0..MAX_EVENTS {
-            let (mut cq, mut cookie) = (null_mut(), null_mut());
-            // SAFETY: a channel of ours and live locals; the descriptor does not block.
-            if unsafe { library.get_cq_event(self.channel.0, &mut cq, &mut cookie) } != 0 {
-                return;
-            }
-            // SAFETY: the queue lives until its event is acknowledged.
-            unsafe { library.ack_cq_events(cq, 1) };
-            let found = lock(&self.cqs).get(&(cookie as u64)).and_then(Weak::upgrade);
+            let Some(cookie) = self.channel.take_event() else { return };
+            let found = lock(&self.cqs).get(&cookie).and_then(Weak::upgrade);
             if let Some(found) = found {
                 found.take_event();
             }
@@ -215,7 +207,7 @@ impl Shared {
     fn run(&self) {
         let removal = Removal::of(&self.context);
         let removed = removal.as_ref().map_or(-1, AsRawFd::as_raw_fd);
-        let mut fds = [self.end.as_raw_fd(), self.context.async_fd(), self.channel_fd(), removed]
+        let mut fds = [self.end.as_raw_fd(), self.context.async_fd(), self.channel.fd(), removed]
             .map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
         loop {
             // SAFETY: four live entries; one without a descriptor is left out.
@@ -247,11 +239,6 @@ impl Shared {
         }
     }
 
-    fn channel_fd(&self) -> RawFd {
-        // SAFETY: a channel of ours; the field never changes.
-        unsafe { (*self.channel.0).fd }
-    }
-
     /// The provider's queue behind a ring.
     pub(crate) fn cq_behind(&self, ring: &Arc<Cq>) -> Result<Arc<HostCq>> {
         let cqs = lock(&self.cqs);
@@ -264,13 +251,6 @@ impl Shared {
         let srqs = lock(&self.srqs);
         let found = srqs.iter().filter_map(Weak::upgrade).find(|srq| srq.is_behind(app));
         found.ok_or_else(|| Error::invalid("the SRQ belongs to another device"))
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        // SAFETY: made by us; its queues are gone, each holds what it needs of the device.
-        unsafe { self.context.library.destroy_comp_channel(self.channel.0) };
     }
 }
 
@@ -327,11 +307,7 @@ impl HostDevice {
         sink: Arc<dyn EventSink>,
         bare: bool,
     ) -> Result<HostDevice> {
-        // SAFETY: an open context.
-        let channel = unsafe { context.library.create_comp_channel(context.raw()) };
-        if channel.is_null() {
-            return Err(null_error(&format!("{}: ibv_create_comp_channel", context.name)));
-        }
+        let channel = Channel::new(&context)?;
         let memory = HostMemory::new(&context, bare);
         let port = Mutex::new(context.port(PORT)?);
         let shared = Arc::new(Shared {
@@ -345,7 +321,7 @@ impl HostDevice {
             address,
             gid_index: AtomicU8::new(0),
             undestroyed: AtomicU32::new(0),
-            channel: Object(channel),
+            channel,
             cqs: Mutex::default(),
             srqs: Mutex::default(),
             next_cookie: AtomicU64::new(1),
@@ -355,7 +331,7 @@ impl HostDevice {
             counters,
         });
         set_nonblocking(shared.context.async_fd())?;
-        set_nonblocking(shared.channel_fd())?;
+        set_nonblocking(shared.channel.fd())?;
         shared.look_at_port();
         let run = shared.clone();
         let name = format!("unb-h-{}", shared.context.name);
@@ -452,7 +428,7 @@ impl Device for HostDevice {
     ) -> Result<Arc<Cq>> {
         let s = &self.shared;
         let cookie = s.next_cookie.fetch_add(1, Ordering::Relaxed);
-        let events = channel.as_ref().map(|_| s.channel.0);
+        let events = channel.as_ref().map(|_| s.channel.clone());
         let behind = HostCq::new(&s.context, entries, vector, events, cookie)?;
         let ring = Cq::of_source(self.owner, entries, channel, on_overrun, behind.clone())?;
         behind.set_ring(&ring);

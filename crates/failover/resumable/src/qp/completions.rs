@@ -67,8 +67,8 @@ impl JournaledQp {
         }
     }
 
-    /// Brings over what both CQs have.
-    pub(crate) fn bring_all(&self) {
+    /// Brings over what both CQs have. False: it could not look everywhere.
+    pub(crate) fn bring_all(&self) -> bool {
         let mut looked = self.sends.cq().bring_all();
         if !self.sends.is_at(self.recvs.cq()) {
             looked &= self.recvs.cq().bring_all();
@@ -76,6 +76,7 @@ impl JournaledQp {
             looked &= self.sends.cq().bring_all();
         }
         self.handle(&[], looked);
+        looked
     }
 }
 

@@ -86,3 +86,54 @@ fn every_kind_of_qp_has_a_state_in_its_progress() {
         );
     }
 }
+
+/// Of two pairs whose sends wait for a receive the worker looks at the one that is protected. Whoever
+/// makes plain queue pairs looks after them, and posts and polls with their lock most of the time.
+#[test]
+fn a_qp_that_wants_no_protection_is_not_looked_at() {
+    let w = World::unconnected(&[]);
+    let pd = w.contexts[0].alloc_pd().unwrap();
+    let pair = |plain| {
+        let qp = |context: &Arc<Context>| {
+            let request = QpRequest {
+                qp_type: QpType::Rc,
+                caps: QpCaps {
+                    max_send_wr: 1,
+                    max_recv_wr: 1,
+                    max_send_sge: 1,
+                    max_recv_sge: 1,
+                    max_inline_data: 0,
+                },
+                pd,
+                send_cq: w.cq.clone(),
+                recv_cq: w.cq.clone(),
+                srq: None,
+                sq_sig_all: true,
+                cookie: 0,
+                plain,
+            };
+            context.create_qp(&request).unwrap()
+        };
+        let (from, to) = (qp(&w.contexts[0]), qp(&w.contexts[1]));
+        connect(&from, &to);
+        connect(&to, &from);
+        (from, to)
+    };
+    let [(plain, plain_peer), (protected, peer)] = [true, false].map(pair);
+    for qp in [&plain, &protected] {
+        let wr = SendWr { opcode: SendOpcode::Send, ..SendWr::default() };
+        qp.post_send(&wr).unwrap();
+    }
+    let looks = AtomicU32::new(0);
+    w.wait("the worker looks at the one", || {
+        let busy = w.core.qps.take_busy();
+        assert!(!busy.contains(&plain.id()), "it looks at the other");
+        let found = busy.iter().filter(|id| **id == protected.id()).count() as u32;
+        busy.into_iter().for_each(|id| w.core.qps.add_busy(id));
+        looks.fetch_add(found, SeqCst) + found >= 20
+    });
+    assert_eq!(plain.gate().phys.progress().outstanding_sends, 1);
+    for qp in [&plain, &protected, &plain_peer, &peer] {
+        qp.destroy().unwrap();
+    }
+}
