@@ -4,6 +4,8 @@
 //! example. Here prose is filled anew, a table's second column keeps its place, and a command goes
 //! on in the next line behind a backslash.
 
+mod groups;
+
 use clap::Command;
 
 /// Columns of a terminal that is as narrow as they come.
@@ -11,8 +13,13 @@ pub(crate) const COLUMNS: usize = 80;
 /// A command goes on so far behind its beginning.
 const CONTINUED: &str = "    ";
 
-/// The same command line with help that fits, in all subcommands.
-pub(crate) fn fitted(command: Command) -> Command {
+/// The same command line with help that fits, and its commands in groups.
+pub(crate) fn prepared(command: Command) -> Command {
+    groups::grouped(fitted(command))
+}
+
+/// The same with help that fits, in all subcommands.
+fn fitted(command: Command) -> Command {
     let after = command.get_after_help().map(|text| fit(&text.to_string()));
     let command = command.mut_subcommands(fitted);
     match after {

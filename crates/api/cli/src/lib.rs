@@ -50,7 +50,7 @@ use place::Place;
 
 /// The command line with all subcommands and options, for man pages and shell completions.
 pub fn command_line() -> clap::Command {
-    help::fitted(Args::command())
+    help::prepared(Args::command())
 }
 
 /// Runs the command that the process's arguments name; gives the process's exit status.
