@@ -238,6 +238,42 @@ fn counted(port: &Port) -> String {
     words.join(", ")
 }
 
+/// The legs of a bond behind a device. None where its interface is no bond.
+///
+/// The driver makes one RDMA device of a bond (`mlx5_bond_0`). When a leg fails, the device loses a
+/// part of its rate, and verbs report nothing.
+pub(crate) fn bond(roots: &Roots, device: &Device) -> Option<Line> {
+    const CHECK: &str = "bond";
+    let interface = device.port()?.interface.as_deref()?;
+    let net = roots.sys.join("class/net");
+    let legs = text(&net.join(interface).join("bonding/slaves"))?;
+    let is_up = |leg: &str| {
+        text(&net.join(leg).join("bonding_slave/mii_status")).is_some_and(|state| state == "up")
+    };
+    let (up, down): (Vec<&str>, Vec<&str>) = legs.split_whitespace().partition(|leg| is_up(leg));
+    let all = format!("{interface} is a bond of {}", legs.replace(' ', " and "));
+    let line = match down.is_empty() {
+        true => Line::note(
+            CHECK,
+            format!(
+                "{all}; a leg that fails takes a part of its rate, and no program is told: \
+                 another device takes over only when the whole bond fails"
+            ),
+        ),
+        false => Line::problem(
+            CHECK,
+            format!(
+                "{all}; {} is down, {} of {} carry",
+                down.join(", "),
+                up.len(),
+                up.len() + down.len()
+            ),
+            format!("look at the cable and the switch's port (`ethtool {}`)", down[0]),
+        ),
+    };
+    Some(line.of(&device.name))
+}
+
 /// Where it is in the machine, and how wide its link is.
 pub(crate) fn place(device: &Device) -> Line {
     const CHECK: &str = "pci";

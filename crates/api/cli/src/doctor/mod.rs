@@ -108,13 +108,14 @@ fn look(place: &Place, args: &DoctorArgs, wanted: &Wanted) -> Report {
 
 fn of_each_device(roots: &Roots, devices: &[Device], opens: &Opens) -> Vec<Line> {
     let of = |device: &Device| {
-        [
+        let lines = [
             devices::opens(device, opens),
             devices::port(device),
             devices::gids(device),
             devices::place(device),
             devices::congestion(roots, device),
-        ]
+        ];
+        lines.into_iter().chain(devices::bond(roots, device))
     };
     devices.iter().flat_map(of).collect()
 }

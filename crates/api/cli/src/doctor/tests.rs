@@ -297,3 +297,22 @@ fn what_is_not_readable_is_said_so() {
     let ecn = checks::congestion(&machine.roots, &devices[0]).text;
     assert!(ecn.contains("ECN priorities: receiver 3, sender not readable"), "{ecn}");
 }
+
+#[test]
+fn a_bond_is_named_with_its_legs() {
+    let machine = Machine::new();
+    machine.add(0, 0, USUAL);
+    let line = || machine.lines().into_iter().find(|line| line.check == "bond");
+    assert!(line().is_none(), "an interface of its own");
+    machine.write("sys/class/net/eth0/bonding/slaves", "ens1f0 ens1f1");
+    for leg in ["ens1f0", "ens1f1"] {
+        machine.write(format!("sys/class/net/{leg}/bonding_slave/mii_status"), "up");
+    }
+    let healthy = line().unwrap();
+    assert_eq!(healthy.level, Level::Note);
+    assert!(healthy.text.starts_with("eth0 is a bond of ens1f0 and ens1f1"), "{}", healthy.text);
+    machine.write("sys/class/net/ens1f1/bonding_slave/mii_status", "down");
+    let broken = line().unwrap();
+    assert_eq!(broken.level, Level::Problem);
+    assert!(broken.text.ends_with("ens1f1 is down, 1 of 2 carry"), "{}", broken.text);
+}

@@ -52,7 +52,7 @@ mod tests {
         listed.sort_unstable();
         assert_eq!(there, listed);
         let text = command.render_help().to_string();
-        assert!(text.contains("Begin here:\n  run            Run a program"), "{text}");
+        assert!(text.contains("Begin here:\n  run          Run a program"), "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= super::super::COLUMNS), "{text}");
     }
 }
