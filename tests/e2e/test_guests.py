@@ -28,6 +28,20 @@ STREAMS = {
     "send": ("ib_send_bw", "-s 4096 -n 25000"),
 }
 STOPPED_SECONDS = 4
+# A link goes down for 0.4 s, so many times; bytes a second by both links before, and in each of the
+# three seconds after. The guest's clock counts its instructions: rates within one are comparable.
+FLAPS = 5
+RATES = f"""
+all() {{ echo $(($(cat /sys/class/net/nic0/statistics/tx_bytes) \\
+    + $(cat /sys/class/net/nic1/statistics/tx_bytes))); }}
+now() {{ read up rest </proc/uptime; echo ${{up/./}}; }}
+rate() {{ x=$(all); t=$(now); sleep 1; echo $((($(all) - x) * 100 / ($(now) - t))); }}
+for i in $(seq {FLAPS}); do
+    before=$(rate)
+    ip link set nic0 down; sleep 0.4; ip link set nic0 up
+    echo $before $(rate) $(rate) $(rate)
+done
+"""
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +83,28 @@ def test_link_down(guests, logs, note, stream, host):
     """The interface of one machine goes down in mid-stream. The other sees silence only."""
     guests.perftest(*STREAMS[stream])
     through_link_down(guests, logs, note, host, 150)
+
+
+def test_the_rate_comes_back_after_each_flap(guests, logs, note):
+    """The link is away for 0.4 s, again and again. Messages flow as before soon: they do not wait
+    for timers of a path that has been back for long."""
+    guests.perftest("ib_write_bw", "-s 4096 -D 40")
+    try:
+        guests.flows(0)
+        lines = guests["a"].sh(f"bash -c '{RATES}'", 400).splitlines()
+        guests.succeed(150)
+    finally:
+        guests["a"].sh("ip link set nic0 up")
+        guests.keep(logs)
+    shares = []
+    for line in lines:
+        before, *after = map(int, line.split())
+        shares.append(round(max(after) / before, 2))
+    note(f"shares of the rate before {shares}")
+    assert len(shares) == FLAPS
+    # It was a seventeenth for five seconds.
+    assert min(shares) >= 0.25, lines
+    assert "healthy" in guests.unbroken("a", "health")
 
 
 @pytest.mark.parametrize("host", ["a", "b"])
