@@ -319,6 +319,11 @@ pub struct Capabilities {
     pub indirect_keys: bool,
     /// Memory windows: [`MemoryDomain::alloc_window`].
     pub windows: bool,
+    /// Not all of its QPs can invalidate a key ([`SendOpcode::LocalInv`]; rxe has that for RC alone):
+    /// a window is taken off what it is bound to by freeing it, which any device can.
+    ///
+    /// [`SendOpcode::LocalInv`]: unbroken_types::SendOpcode::LocalInv
+    pub frees_windows: bool,
     /// To make, change or destroy a QP takes its firmware's or its kernel's time: what a switch
     /// needs is better made ahead ([`QpInit::standby`]).
     pub slow_control: bool,

@@ -62,7 +62,7 @@ impl NicSet for Host {
 
     fn capabilities(&self, i: usize) -> Capabilities {
         match self.bare {
-            true => Capabilities { windows: self.nics.has_windows(i), ..Capabilities::default() },
+            true => self.nics.bare_capabilities(i),
             false => ResumableDevice::CAPABILITIES,
         }
     }

@@ -186,6 +186,7 @@ impl ResumableDevice {
         shared_objects: true,
         indirect_keys: false,
         windows: false,
+        frees_windows: false,
         slow_control: true,
     };
 

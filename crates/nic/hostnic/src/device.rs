@@ -357,7 +357,7 @@ impl HostDevice {
 
 impl Device for HostDevice {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { windows: self.memory.has_windows(), ..Capabilities::default() }
+        crate::windows::capabilities(self.memory.has_windows())
     }
 
     fn name(&self) -> &str {

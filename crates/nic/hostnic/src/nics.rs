@@ -10,7 +10,7 @@ use crate::gids::{self, Followed, GidChoice};
 use crate::library::Library;
 use crate::lock;
 use crate::revival::{Identity, Revival};
-use crate::windows::Verbs;
+use crate::windows::{capabilities, Verbs};
 use std::collections::HashMap;
 use std::ffi::{c_void, CStr};
 use std::path::{Path, PathBuf};
@@ -20,7 +20,9 @@ use unbroken_log::{tell, Level, Part};
 use unbroken_runtime::Runtime;
 use unbroken_types::Gid;
 use unbroken_verbs::abi::{ibv_context, ibv_device_attr};
-use unbroken_verbs::{Device, DeviceAttr, Error, EventSink, PortAttr, PortState, Result};
+use unbroken_verbs::{
+    Capabilities, Device, DeviceAttr, Error, EventSink, PortAttr, PortState, Result,
+};
 
 /// NICs of a process.
 const MAX_NICS: usize = 64;
@@ -255,9 +257,9 @@ impl HostNics {
         self.context(i)?.device_attr()
     }
 
-    /// Whether NIC `i` has memory windows of type 2, for who opens it bare.
-    pub fn has_windows(&self, i: usize) -> bool {
-        self.context(i).is_ok_and(|context| Verbs::of(&context).is_some())
+    /// What NIC `i` can do for who opens it bare.
+    pub fn bare_capabilities(&self, i: usize) -> Capabilities {
+        capabilities(self.context(i).is_ok_and(|context| Verbs::of(&context).is_some()))
     }
 
     /// Opens NIC `i`; EBUSY while it is open and alive. `bare`: with what failover hides.

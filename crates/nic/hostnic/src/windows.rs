@@ -18,7 +18,7 @@ use unbroken_verbs::abi::{
     ibv_mr, ibv_mw, ibv_mw_bind_info, ibv_wr_bind_mw, AllocMw, DeallocMw,
     IBV_DEVICE_MEM_WINDOW_TYPE_2B,
 };
-use unbroken_verbs::{Error, Result, SendWr, WindowType};
+use unbroken_verbs::{Capabilities, Error, Result, SendWr, WindowType};
 
 /// A window, and its domain.
 pub(crate) struct Window {
@@ -57,6 +57,12 @@ impl Verbs {
         let verbs = Verbs { alloc: ops.alloc_mw?, dealloc: ops.dealloc_mw? };
         (flags & IBV_DEVICE_MEM_WINDOW_TYPE_2B != 0).then_some(verbs)
     }
+}
+
+/// What a bare device can do. Whether its UC queue pairs invalidate keys is not told: those of rxe
+/// do not.
+pub(crate) fn capabilities(windows: bool) -> Capabilities {
+    Capabilities { windows, frees_windows: windows, ..Capabilities::default() }
 }
 
 impl HostMemory {

@@ -18,6 +18,7 @@ pub(crate) fn capabilities(device: DeviceKind) -> Capabilities {
             shared_objects: true,
             indirect_keys: true,
             windows: true,
+            frees_windows: false,
             slow_control: false,
         },
         // Windows are plain verbs, and an RNIC may have them.

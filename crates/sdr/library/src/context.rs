@@ -35,6 +35,7 @@ impl Default for ContextOptions {
             shared_objects: true,
             indirect_keys: true,
             windows: true,
+            frees_windows: false,
             slow_control: false,
         };
         ContextOptions {
@@ -60,6 +61,8 @@ pub(crate) struct Shared {
     pub(crate) rails: Vec<Rail>,
     pub(crate) works: Vec<Arc<ChannelState>>,
     pub(crate) protection: Protection,
+    /// Windows are freed, since not all of the queue pairs can invalidate their keys.
+    pub(crate) frees_windows: bool,
     pub(crate) workers: Arc<dyn Workers>,
     max_qps: usize,
 }
@@ -109,6 +112,7 @@ impl Context {
                 [has.indirect_keys && o.mask.indirect_keys, has.windows && o.mask.windows];
             (*number, Capabilities { indirect_keys, windows, ..has })
         };
+        let frees_windows = nics.iter().any(|(_, nic)| nic.capabilities().frees_windows);
         let protection = Protection::of(&nics.iter().map(can).collect::<Vec<_>>())?;
         let rails = nics
             .into_iter()
@@ -124,7 +128,7 @@ impl Context {
             .map(|work| o.workers.start(work.number, work.clone()))
             .collect::<Result<Vec<_>>>()?;
         let (workers, max_qps) = (o.workers.clone(), o.max_qps);
-        let shared = Shared { rails, works, protection, workers, max_qps };
+        let shared = Shared { rails, works, protection, frees_windows, workers, max_qps };
         Ok(Context { shared: Arc::new(shared), _running: running })
     }
 

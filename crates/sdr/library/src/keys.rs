@@ -4,7 +4,7 @@
 //! | the NICs have | the bytes of a receive are named by | taken back by |
 //! | --- | --- | --- |
 //! | indirect keys | its slot in the root key of its generation | naming nothing there, which is done when the call returns |
-//! | memory windows of type 2 | a window for each channel, bound by the channel's queue pair of the generation, under another key than before | a request to invalidate it, by the same queue pair, and its completion |
+//! | memory windows of type 2 | a window for each channel, bound by the channel's queue pair of the generation, under another key than before | a request to invalidate it, by the same queue pair, and its completion; where queue pairs cannot invalidate, by freeing it |
 //! | neither | | such a NIC is refused ([`Protection::of`]) |
 //!
 //! Root keys are known to the peer from the beginning. The keys of windows go to it with the
@@ -229,6 +229,10 @@ fn bind(
 
 /// Takes the windows of a slot off what they are bound to.
 fn invalidate(core: &Core, windows: &mut Windows, generation: u8, slot: usize) {
+    if core.shared.frees_windows {
+        // What is dropped is freed, and no packet reaches it any more.
+        return windows.iter_mut().for_each(|windows| windows[slot] = None);
+    }
     each(core, windows, slot, |_, channel, held| {
         !std::mem::take(&mut held.bound)
             || channel.change_key(generation, &held.window.invalidate())
