@@ -2,6 +2,7 @@
 
 import pytest
 
+from lib.cc import compile_c
 from lib.fabric import Fabric
 from lib.paths import ROOT
 from lib.ports import free_port
@@ -166,6 +167,16 @@ def test_utilities(logs, tool):
         client.expect_success(60)
         if tool not in ("udpong", "cmtime"):
             server.expect_success(60)
+
+
+def test_a_waiting_thread_is_cancelled(logs):
+    """pthread_cancel ends a thread that waits in rdma_get_cm_event."""
+    program = compile_c("cmcancel", "-lrdmacm", "-lpthread")
+    with Fabric(logs, *TWO) as fabric:
+        process = fabric.run("a", [program], "a-cancel")
+        process.expect_success(30)
+        if "right" not in process.output():
+            raise Failure("it did not come to its end")
 
 
 def test_two_processes(logs):
