@@ -1,5 +1,7 @@
 """Programs that connect by address: unmodified librdmacm, and the programs over it."""
 
+import re
+
 import pytest
 
 from lib.cc import compile_c
@@ -167,6 +169,29 @@ def test_utilities(logs, tool):
         client.expect_success(60)
         if tool not in ("udpong", "cmtime"):
             server.expect_success(60)
+
+
+def _instructions(fabric, program, count, ours):
+    """Instructions of a program that writes so often."""
+    line = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", program, count]
+    name = f"writes-{count}-{ours}"
+    process = fabric.run("a", line, name) if ours else fabric.start(name, line)
+    process.expect_success(60)
+    return int(re.search(r"Collected : (\d+)", process.output())[1])
+
+
+def test_write_costs_others_nothing(logs, note):
+    """A program that has nothing to do with RDMA pays at most ten instructions for `write`."""
+    needs("valgrind", "valgrind")
+    program = compile_c("writes")
+    with Fabric(logs, *TWO) as fabric:
+        cost = {}
+        for ours in (False, True):
+            few, many = (_instructions(fabric, program, n, ours) for n in (1000, 3000))
+            cost[ours] = (many - few) / 2000
+        note(f"{cost[True] - cost[False]:g} instructions more")
+        if cost[True] - cost[False] > 10:
+            raise Failure(f"a write takes {cost[False]} instructions, and {cost[True]} with ours")
 
 
 def test_a_waiting_thread_is_cancelled(logs):
