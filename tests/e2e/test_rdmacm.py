@@ -75,6 +75,7 @@ SCENARIOS = [
     "forked",
     "attributes",
     "device_is_there",
+    "unknown_addresses",
 ]
 _PROGRAM = ["/usr/bin/python3", ROOT / "tests/rdmacm/scenarios.py"]
 
@@ -219,6 +220,23 @@ def test_two_processes(logs):
         wait_until(lambda: "ESTABLISHED" in server.output(), 30, "the other end")
         client.kill()
         server.expect_success(30)
+
+
+@pytest.mark.parametrize("fault", ["nic a/0 dead", "nic b/0 dead", "cable a/0 cut"])
+def test_a_nic_dies_between_req_and_rtu(logs, fault):
+    """A connection is made over the NICs that are left."""
+    port = free_port()
+    with Fabric(logs, *TWO) as fabric:
+        to, go = address(fabric, "b/0"), fabric.files / "go"
+        server = serve(fabric, [*_PROGRAM, "serve_late", to, port, go], port, "server")
+        client = fabric.run("a", [*_PROGRAM, "hold", to, port], "client")
+        wait_until(lambda: "asked" in server.output(), 30, "the request")
+        fabric.fault(fault)
+        go.touch()
+        wait_until(lambda: "connected" in client.output(), 30, "the connection")
+        server.expect_success(30)
+        if "ESTABLISHED" not in server.output():
+            raise Failure("the listening end has not heard of the connection")
 
 
 def test_a_thousand_connections(logs, note):
