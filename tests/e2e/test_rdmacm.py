@@ -1,7 +1,10 @@
 """Programs that connect by address: unmodified librdmacm, and the programs over it."""
 
+import re
+
 import pytest
 
+from lib.cc import compile_c
 from lib.fabric import Fabric
 from lib.paths import ROOT
 from lib.ports import free_port
@@ -72,6 +75,7 @@ SCENARIOS = [
     "forked",
     "attributes",
     "device_is_there",
+    "unknown_addresses",
 ]
 _PROGRAM = ["/usr/bin/python3", ROOT / "tests/rdmacm/scenarios.py"]
 
@@ -168,6 +172,39 @@ def test_utilities(logs, tool):
             server.expect_success(60)
 
 
+def _instructions(fabric, program, count, ours):
+    """Instructions of a program that writes so often."""
+    line = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", program, count]
+    name = f"writes-{count}-{ours}"
+    process = fabric.run("a", line, name) if ours else fabric.start(name, line)
+    process.expect_success(60)
+    return int(re.search(r"Collected : (\d+)", process.output())[1])
+
+
+def test_write_costs_others_nothing(logs, note):
+    """A program that has nothing to do with RDMA pays at most ten instructions for `write`."""
+    needs("valgrind", "valgrind")
+    program = compile_c("writes")
+    with Fabric(logs, *TWO) as fabric:
+        cost = {}
+        for ours in (False, True):
+            few, many = (_instructions(fabric, program, n, ours) for n in (1000, 3000))
+            cost[ours] = (many - few) / 2000
+        note(f"{cost[True] - cost[False]:g} instructions more")
+        if cost[True] - cost[False] > 10:
+            raise Failure(f"a write takes {cost[False]} instructions, and {cost[True]} with ours")
+
+
+def test_a_waiting_thread_is_cancelled(logs):
+    """pthread_cancel ends a thread that waits in rdma_get_cm_event."""
+    program = compile_c("cmcancel", "-lrdmacm", "-lpthread")
+    with Fabric(logs, *TWO) as fabric:
+        process = fabric.run("a", [program], "a-cancel")
+        process.expect_success(30)
+        if "right" not in process.output():
+            raise Failure("it did not come to its end")
+
+
 def test_two_processes(logs):
     """A port is one process's; another host has ports of its own; a peer that is killed has
     disconnected."""
@@ -183,6 +220,23 @@ def test_two_processes(logs):
         wait_until(lambda: "ESTABLISHED" in server.output(), 30, "the other end")
         client.kill()
         server.expect_success(30)
+
+
+@pytest.mark.parametrize("fault", ["nic a/0 dead", "nic b/0 dead", "cable a/0 cut"])
+def test_a_nic_dies_between_req_and_rtu(logs, fault):
+    """A connection is made over the NICs that are left."""
+    port = free_port()
+    with Fabric(logs, *TWO) as fabric:
+        to, go = address(fabric, "b/0"), fabric.files / "go"
+        server = serve(fabric, [*_PROGRAM, "serve_late", to, port, go], port, "server")
+        client = fabric.run("a", [*_PROGRAM, "hold", to, port], "client")
+        wait_until(lambda: "asked" in server.output(), 30, "the request")
+        fabric.fault(fault)
+        go.touch()
+        wait_until(lambda: "connected" in client.output(), 30, "the connection")
+        server.expect_success(30)
+        if "ESTABLISHED" not in server.output():
+            raise Failure("the listening end has not heard of the connection")
 
 
 def test_a_thousand_connections(logs, note):

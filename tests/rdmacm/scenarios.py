@@ -307,6 +307,40 @@ def serve(_ip, port):
             return
 
 
+def serve_late(_ip, port, path):
+    """Accepts a request when a file is there."""
+    channel, listener = listening(port=int(port))
+    other, _ = request(channel)
+    print("asked", flush=True)
+    deadline = time.monotonic() + 30
+    while not os.path.exists(path):
+        assert time.monotonic() < deadline, "nobody makes the file"
+        time.sleep(0.01)
+    other.accept()
+    print(channel.event("ESTABLISHED").name, flush=True)
+    listener.destroy()
+
+
+def unknown_addresses(ip):
+    """An address that is nobody's, in the network and beyond it; IPv6 for an address of IPv4."""
+    channel, listener = listening("::")
+    for address, error in [
+        ("127.255.254.9", errno.EHOSTUNREACH),
+        ("192.0.2.1", errno.ENODEV),
+        ("2001:db8::1", errno.ENODEV),
+    ]:
+        one = channel.create()
+        one.resolve(address, 7)
+        event = channel.event("ADDR_ERROR")
+        assert event.status == -error, (address, event)
+    # A listener of all IPv6 addresses is reached by those of IPv4, too, as with TCP.
+    client = Channel()
+    one, other = connected(f"::ffff:{ip}", channel, listener.port(), client)
+    one.disconnect()
+    client.event("DISCONNECTED")
+    other.destroy()
+
+
 def hold(ip, port):
     """Connects, and stays."""
     client = Channel()

@@ -13,7 +13,7 @@ use std::ffi::{c_char, c_int, c_void, CStr};
 use std::mem::transmute;
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use unbroken_rdmacm::Memory;
+use unbroken_rdmacm::{Memory, Outcome};
 
 /// What librdmacm opens for each event channel.
 const DEVICE: &CStr = c"/dev/infiniband/rdma_cm";
@@ -158,33 +158,81 @@ impl Memory for Own {
     }
 }
 
-unsafe extern "C" fn maybe_write(fd: c_int, bytes: *const c_void, len: usize) -> isize {
-    type Write = unsafe extern "C" fn(c_int, *const c_void, usize) -> isize;
+extern "C-unwind" {
+    // A cancellation point, as write(2) is: a thread that waits for an event can be cancelled.
+    #[link_name = "recv"]
+    fn receive(fd: c_int, to: *mut c_void, len: usize, flags: c_int) -> isize;
+}
+
+extern "C" {
+    fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
+}
+
+/// `PTHREAD_CANCEL_DISABLE`.
+const CANCEL_DISABLE: c_int = 1;
+
+/// libc's, or a command. A thread that is cancelled while it waits here is unwound, so nothing that
+/// would have to be dropped is kept meanwhile.
+unsafe extern "C-unwind" fn maybe_write(fd: c_int, bytes: *const c_void, len: usize) -> isize {
+    type Write = unsafe extern "C-unwind" fn(c_int, *const c_void, usize) -> isize;
     // SAFETY: the caller's promises to write.
     if unsafe { may_be_command(fd, bytes, len) } {
-        let done = guard(Some(Err(libc::EIO)), || {
-            // SAFETY: as above; the descriptor is open as long as the program keeps it.
-            let (fd, bytes) = unsafe {
-                (BorrowedFd::borrow_raw(fd), std::slice::from_raw_parts(bytes.cast::<u8>(), len))
-            };
-            let done = unbroken_rdmacm::command(fd, bytes, &Own);
-            if let (None, Some((word, bit))) = (&done, given(fd.as_raw_fd())) {
-                // It was closed, and something else has its number.
-                word.fetch_and(!bit, Ordering::AcqRel);
+        loop {
+            // SAFETY: as above.
+            match unsafe { uncancelled(fd, bytes, len) } {
+                Some(Ok(Outcome::Done)) => return len as isize,
+                Some(Ok(Outcome::Wait)) => {}
+                Some(Err(errno)) => {
+                    set_errno(errno);
+                    return -1;
+                }
+                None => break,
             }
-            done
-        });
-        match done {
-            Some(Ok(())) => return len as isize,
-            Some(Err(errno)) => {
-                set_errno(errno);
-                return -1;
+            let mut byte = 0u8;
+            // SAFETY: one byte of ours. EAGAIN where the descriptor does not block, EINTR where a
+            // signal handler ran that does not ask for the wait to go on.
+            match unsafe { receive(fd, (&raw mut byte).cast(), 1, libc::MSG_PEEK) } {
+                1.. => {}
+                // Our end is gone, which happens in a forked child alone.
+                0 => {
+                    set_errno(libc::EIO);
+                    return -1;
+                }
+                _ => return -1,
             }
-            None => {}
         }
     }
     // SAFETY: the address is of libc's write; the arguments are the caller's.
     unsafe { transmute::<usize, Write>(real(Behind::Write))(fd, bytes, len) }
+}
+
+/// A command. The thread is not cancelled in the midst of it.
+///
+/// # Safety
+/// As write(2).
+unsafe fn uncancelled(
+    fd: c_int,
+    bytes: *const c_void,
+    len: usize,
+) -> Option<Result<Outcome, unbroken_rdmacm::Errno>> {
+    let mut before = 0;
+    // SAFETY: a number of ours.
+    unsafe { pthread_setcancelstate(CANCEL_DISABLE, &mut before) };
+    let done = guard(Some(Err(libc::EIO)), || {
+        // SAFETY: promised by the caller; the descriptor is open as long as the program keeps it.
+        let (fd, bytes) = unsafe {
+            (BorrowedFd::borrow_raw(fd), std::slice::from_raw_parts(bytes.cast::<u8>(), len))
+        };
+        let done = unbroken_rdmacm::command(fd, bytes, &Own);
+        if let (None, Some((word, bit))) = (&done, given(fd.as_raw_fd())) {
+            // It was closed, and something else has its number.
+            word.fetch_and(!bit, Ordering::AcqRel);
+        }
+        done
+    });
+    // SAFETY: as above.
+    unsafe { pthread_setcancelstate(before, &mut before) };
+    done
 }
 
 /// Has a channel look like the device.

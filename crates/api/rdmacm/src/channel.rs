@@ -5,7 +5,7 @@
 //! When the last copy of the program's end is closed, in whatever way, ours is told so. And the
 //! program's end has a name of its own, so a copy of it is known by that, in a forked child, too.
 
-use crate::abi::{Errno, Result};
+use crate::abi::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketAddrUnix};
 use std::collections::VecDeque;
 use std::io;
@@ -118,18 +118,6 @@ impl Channel {
             rustix::net::recv(theirs, &mut bytes, RecvFlags::DONTWAIT),
             Ok((_, n)) if n == bytes.len()
         ) {}
-    }
-}
-
-/// Waits until events lie in a channel; EAGAIN where its descriptor does not block, EINTR where a
-/// signal handler ran that does not ask for the wait to go on (SA_RESTART).
-pub(crate) fn wait(theirs: BorrowedFd<'_>) -> Result<()> {
-    let mut byte = [0u8; 1];
-    match rustix::net::recv(theirs, &mut byte, RecvFlags::PEEK) {
-        // Our end is gone, which happens in a forked child alone.
-        Ok((_, 0)) => Err(libc::EIO),
-        Ok(_) => Ok(()),
-        Err(e) => Err(e.raw_os_error()),
     }
 }
 

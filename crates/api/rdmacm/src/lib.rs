@@ -26,4 +26,4 @@ mod state;
 mod transport;
 
 pub use abi::Errno;
-pub use service::{command, finish, is_channel, open, Memory};
+pub use service::{command, finish, is_channel, open, Memory, Outcome};

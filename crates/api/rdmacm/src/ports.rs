@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! cm/ports/HOST/tcp-7174/any@PID-ID        bound to all addresses by that process
+//!                        any4@PID-ID       to those of IPv4 (`any6`: of IPv6)
 //!                        127.77.1.3@PID-ID bound to one; the file says `listens` once it does
 //! cm/processes/PID-ID                      where the process's CM is reached: `NIC GID QPN`, a line each
 //! ```
@@ -11,6 +12,7 @@
 
 use crate::abi::Result;
 use crate::channel::errno;
+use std::fmt;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
 use std::net::IpAddr;
@@ -45,10 +47,61 @@ impl Drop for Taken {
     }
 }
 
+/// The addresses that a port is taken for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Scope {
+    /// All of both families.
+    All,
+    /// All of IPv4.
+    V4,
+    /// All of IPv6.
+    V6,
+    One(IpAddr),
+}
+
+impl Scope {
+    fn has(self, ip: IpAddr) -> bool {
+        match self {
+            Scope::All => true,
+            Scope::V4 => ip.is_ipv4(),
+            Scope::V6 => ip.is_ipv6(),
+            Scope::One(own) => own == ip,
+        }
+    }
+
+    /// Whether two scopes of a port exclude each other.
+    fn clashes(self, other: Scope) -> bool {
+        match (self, other) {
+            (Scope::One(ip), scope) | (scope, Scope::One(ip)) => scope.has(ip),
+            (Scope::V4, Scope::V6) | (Scope::V6, Scope::V4) => false,
+            _ => true,
+        }
+    }
+
+    fn parse(text: &str) -> Option<Scope> {
+        Some(match text {
+            "any" => Scope::All,
+            "any4" => Scope::V4,
+            "any6" => Scope::V6,
+            one => Scope::One(one.parse().ok()?),
+        })
+    }
+}
+
+impl fmt::Display for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Scope::All => f.write_str("any"),
+            Scope::V4 => f.write_str("any4"),
+            Scope::V6 => f.write_str("any6"),
+            Scope::One(ip) => ip.fmt(f),
+        }
+    }
+}
+
 /// Who has a port.
 struct Owner {
-    /// `None`: all addresses.
-    address: Option<IpAddr>,
+    scope: Scope,
     process: ProcessName,
     path: PathBuf,
 }
@@ -59,14 +112,6 @@ fn space_name(space: PortSpace) -> &'static str {
         PortSpace::Tcp => "tcp",
         PortSpace::Udp => "udp",
         PortSpace::Ib => "ib",
-    }
-}
-
-/// Whether two addresses of a port exclude each other.
-fn clash(a: Option<IpAddr>, b: Option<IpAddr>) -> bool {
-    match (a, b) {
-        (Some(a), Some(b)) => a == b,
-        _ => true,
     }
 }
 
@@ -90,37 +135,28 @@ impl Ports {
         let entries = fs::read_dir(folder).into_iter().flatten().flatten().take(MAX_OWNERS);
         let owner = |entry: fs::DirEntry| {
             let name = entry.file_name().into_string().ok()?;
-            let (address, process) = name.split_once('@')?;
-            let address = match address {
-                "any" => None,
-                address => Some(address.parse().ok()?),
-            };
+            let (scope, process) = name.split_once('@')?;
+            let scope = Scope::parse(scope)?;
             let process: ProcessName = process.parse().ok()?;
             let path = entry.path();
             if !self.presence.lives(process.id) {
                 let _ = fs::remove_file(&path);
                 return None;
             }
-            Some(Owner { address, process, path })
+            Some(Owner { scope, process, path })
         };
         entries.filter_map(owner).collect()
     }
 
-    /// Takes a port; `address` is `None` for all addresses of the host. EADDRINUSE: another has it.
-    pub(crate) fn take(
-        &self,
-        space: PortSpace,
-        port: u16,
-        address: Option<IpAddr>,
-    ) -> Result<Taken> {
+    /// Takes a port. EADDRINUSE: another has it.
+    pub(crate) fn take(&self, space: PortSpace, port: u16, scope: Scope) -> Result<Taken> {
         let _turn = self.presence.turn().map_err(|e| errno(&e))?;
         let folder = self.folder(&self.host, space, port);
-        if self.owners(&folder).iter().any(|owner| clash(owner.address, address)) {
+        if self.owners(&folder).iter().any(|owner| owner.scope.clashes(scope)) {
             return Err(libc::EADDRINUSE);
         }
         make_folder(&folder).map_err(|_| libc::EIO)?;
-        let address = address.map_or("any".to_owned(), |address| address.to_string());
-        let path = folder.join(format!("{address}@{}", self.presence.name()));
+        let path = folder.join(format!("{scope}@{}", self.presence.name()));
         let made = open_own(&path, OpenOptions::new().write(true).create(true).truncate(true));
         made.map(|_| Taken { path }).map_err(|e| errno(&e))
     }
@@ -140,10 +176,13 @@ impl Ports {
     ) -> Option<ProcessName> {
         let owners = self.owners(&self.folder(host, space, port));
         let listens = |owner: &&Owner| read(&owner.path).is_ok_and(|text| text == LISTENS);
-        let of = |wanted: Option<IpAddr>| {
-            owners.iter().filter(|owner| owner.address == wanted).find(listens)
+        let of = |one: bool| {
+            let has = |owner: &&Owner| {
+                owner.scope.has(address) && matches!(owner.scope, Scope::One(_)) == one
+            };
+            owners.iter().filter(has).find(listens)
         };
-        of(Some(address)).or_else(|| of(None)).map(|owner| owner.process)
+        of(true).or_else(|| of(false)).map(|owner| owner.process)
     }
 
     /// Says where this process's CM is reached, by NIC.
@@ -231,21 +270,37 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let runtime = Runtime::at(folder.path()).unwrap();
         let ports = Ports::of(&runtime, "a").unwrap();
-        let one = ports.take(TCP, 7, Some(ip("127.0.0.1"))).unwrap();
-        assert_eq!(ports.take(TCP, 7, Some(ip("127.0.0.1"))).err(), Some(libc::EADDRINUSE));
-        assert_eq!(ports.take(TCP, 7, None).err(), Some(libc::EADDRINUSE));
-        assert!(ports.take(TCP, 7, Some(ip("127.0.0.2"))).is_ok());
-        assert!(ports.take(PortSpace::Udp, 7, None).is_ok());
+        let one = ports.take(TCP, 7, Scope::One(ip("127.0.0.1"))).unwrap();
+        assert_eq!(ports.take(TCP, 7, Scope::One(ip("127.0.0.1"))).err(), Some(libc::EADDRINUSE));
+        assert_eq!(ports.take(TCP, 7, Scope::All).err(), Some(libc::EADDRINUSE));
+        assert!(ports.take(TCP, 7, Scope::One(ip("127.0.0.2"))).is_ok());
+        assert!(ports.take(PortSpace::Udp, 7, Scope::All).is_ok());
         assert_eq!(ports.listener("a", TCP, 7, ip("127.0.0.1")), None, "bound alone");
         ports.listen(&one).unwrap();
         let name = ports.presence.name();
         assert_eq!(ports.listener("a", TCP, 7, ip("127.0.0.1")), Some(name));
         assert_eq!(ports.listener("a", TCP, 7, ip("127.0.0.9")), None);
         drop(one);
-        let all = ports.take(TCP, 7, None).unwrap();
+        let all = ports.take(TCP, 7, Scope::All).unwrap();
         ports.listen(&all).unwrap();
         assert_eq!(ports.listener("a", TCP, 7, ip("127.0.0.9")), Some(name));
         assert_eq!(ports.listener("b", TCP, 7, ip("127.0.0.9")), None);
+    }
+
+    #[test]
+    fn the_families_have_ports_of_their_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let runtime = Runtime::at(folder.path()).unwrap();
+        let ports = Ports::of(&runtime, "a").unwrap();
+        let four = ports.take(TCP, 7, Scope::V4).unwrap();
+        assert_eq!(ports.take(TCP, 7, Scope::All).err(), Some(libc::EADDRINUSE));
+        assert_eq!(ports.take(TCP, 7, Scope::One(ip("127.5.0.1"))).err(), Some(libc::EADDRINUSE));
+        let six = ports.take(TCP, 7, Scope::V6).unwrap();
+        ports.listen(&six).unwrap();
+        let name = ports.presence.name();
+        assert_eq!(ports.listener("a", TCP, 7, ip("127.5.0.1")), None);
+        assert_eq!(ports.listener("a", TCP, 7, ip("fd00::1")), Some(name));
+        drop(four);
     }
 
     #[test]
@@ -259,7 +314,7 @@ mod tests {
         fs::write(port.join(format!("any@{dead}")), LISTENS).unwrap();
         fs::write(ports.process_path(dead), "0 1 1\n").unwrap();
         assert_eq!(ports.listener("a", TCP, 7, ip("127.0.0.1")), None);
-        assert!(ports.take(TCP, 7, None).is_ok());
+        assert!(ports.take(TCP, 7, Scope::All).is_ok());
         ports.sweep();
         assert!(!ports.process_path(dead).exists());
     }

@@ -4,7 +4,7 @@
 //! that makes something due earlier wakes it.
 
 use crate::abi::{Command, Result};
-use crate::channel::{self, errno, identify, Identity};
+use crate::channel::{errno, identify, Identity};
 use crate::state::{Done, State};
 use rustix::event::epoll;
 use rustix::event::Timespec;
@@ -88,8 +88,19 @@ pub fn is_channel(fd: BorrowedFd<'_>) -> bool {
     identify(fd).is_some()
 }
 
+/// What became of a command.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// It is done.
+    Done,
+    /// It asks for an event and there is none: it is to be tried again when the descriptor is
+    /// readable. The caller waits, so that a thread that is cancelled meanwhile has nothing of
+    /// ours on its stack.
+    Wait,
+}
+
 /// Carries out a command that the program writes to `fd`; `None`: that is no channel.
-pub fn command(fd: BorrowedFd<'_>, bytes: &[u8], memory: &dyn Memory) -> Option<Result<()>> {
+pub fn command(fd: BorrowedFd<'_>, bytes: &[u8], memory: &dyn Memory) -> Option<Result<Outcome>> {
     match identify(fd)? {
         Identity::Own(number) => Some(carry_out(fd, number, bytes, memory)),
         Identity::Inherited => {
@@ -103,7 +114,12 @@ pub fn command(fd: BorrowedFd<'_>, bytes: &[u8], memory: &dyn Memory) -> Option<
     }
 }
 
-fn carry_out(fd: BorrowedFd<'_>, number: u64, bytes: &[u8], memory: &dyn Memory) -> Result<()> {
+fn carry_out(
+    fd: BorrowedFd<'_>,
+    number: u64,
+    bytes: &[u8],
+    memory: &dyn Memory,
+) -> Result<Outcome> {
     let service = service().map_err(|_| libc::ENODEV)?;
     let command = Command::parse(bytes)?;
     let option = match &command {
@@ -116,19 +132,17 @@ fn carry_out(fd: BorrowedFd<'_>, number: u64, bytes: &[u8], memory: &dyn Memory)
         Command::MigrateId { from_fd, .. } => own_channel(*from_fd),
         _ => None,
     };
-    loop {
-        let done = service
-            .with(|state| state.carry_out(number, fd, &command, option.as_deref(), other))?;
-        match done {
-            Done::Nothing => return Ok(()),
-            Done::Answer(out, answer) => {
-                let len = answer.len().min(out.room);
-                return match out.at != 0 && memory.write(out.at, &answer[..len]) {
-                    true => Ok(()),
-                    false => Err(libc::EFAULT),
-                };
+    let done =
+        service.with(|state| state.carry_out(number, fd, &command, option.as_deref(), other))?;
+    match done {
+        Done::Nothing => Ok(Outcome::Done),
+        Done::Wait => Ok(Outcome::Wait),
+        Done::Answer(out, answer) => {
+            let len = answer.len().min(out.room);
+            match out.at != 0 && memory.write(out.at, &answer[..len]) {
+                true => Ok(Outcome::Done),
+                false => Err(libc::EFAULT),
             }
-            Done::Wait => channel::wait(fd)?,
         }
     }
 }

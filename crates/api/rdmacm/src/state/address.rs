@@ -3,6 +3,7 @@
 use super::State;
 use crate::abi::{any_like, write_address, Answer, Query, Result};
 use crate::ids::{Id, Loopback, Progress, Route};
+use crate::ports::Scope;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use unbroken_cm::PortSpace;
 use unbroken_nics::{OwnPort, Place};
@@ -36,11 +37,16 @@ impl State {
             Some(port) => Some(self.route_from(&port)?),
             None => None,
         };
-        let taken = (!is_own(ip)).then_some(ip);
+        let scope = match (is_own(ip), address) {
+            (false, _) => Scope::One(ip),
+            (true, SocketAddr::V4(_)) => Scope::V4,
+            (true, SocketAddr::V6(_)) if id.only_v6 => Scope::V6,
+            (true, SocketAddr::V6(_)) => Scope::All,
+        };
         let space = id.space;
         let (port, taken) = match address.port() {
-            0 => self.take_any_port(space, taken)?,
-            port => (port, self.ports.take(space, port, taken)?),
+            0 => self.take_any_port(space, scope)?,
+            port => (port, self.ports.take(space, port, scope)?),
         };
         let id = self.ids.get_mut(number).ok_or(libc::ENOENT)?;
         id.source = Some(SocketAddr::new(address.ip(), port));
@@ -65,11 +71,11 @@ impl State {
     fn take_any_port(
         &mut self,
         space: PortSpace,
-        ip: Option<IpAddr>,
+        scope: Scope,
     ) -> Result<(u16, crate::ports::Taken)> {
         for _ in 0..TRIES {
             let port = self.any_port();
-            match self.ports.take(space, port, ip) {
+            match self.ports.take(space, port, scope) {
                 Err(libc::EADDRINUSE) => continue,
                 taken => return taken.map(|taken| (port, taken)),
             }
