@@ -162,8 +162,9 @@ def busy_cores(logs):
 
 @pytest.mark.parametrize("endpoint", ["rdm", "msg"])
 def test_libfabric(logs, note, endpoint):
-    """fi_pingpong over verbs: reliable datagrams over UD (ofi_rxd). Endpoints of its other kinds
-    are connected by rdma_cm, which is not there."""
+    """fi_pingpong over verbs: reliable datagrams over UD (ofi_rxd). For its other kinds of
+    endpoints libfabric looks for the NICs' addresses among those of the machine, where emulated
+    ones are not."""
     needs("fi_pingpong", "libfabric-bin")
     provider = "verbs;ofi_rxd" if endpoint == "rdm" else "verbs"
     port, program = free_port(), ["fi_pingpong", "-p", provider, "-e", endpoint]

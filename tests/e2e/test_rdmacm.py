@@ -222,6 +222,20 @@ def test_two_processes(logs):
         server.expect_success(30)
 
 
+def test_a_program_ends_while_it_is_connected(logs):
+    """Its peer is told at once, and nothing of ours fails in the end of the process, when threads'
+    own data are gone already."""
+    port = free_port()
+    with Fabric(logs, *TWO) as fabric:
+        to = address(fabric, "b/0")
+        server = serve(fabric, [*_PROGRAM, "serve", to, port], port, "server")
+        client = fabric.run("a", [*_PROGRAM, "leave", to, port], "client")
+        client.expect_success(30)
+        server.expect_success(30)
+        if client.output().strip() != "right":
+            raise Failure(f"the client says {client.output()}")
+
+
 @pytest.mark.parametrize("fault", ["nic a/0 dead", "nic b/0 dead", "cable a/0 cut"])
 def test_a_nic_dies_between_req_and_rtu(logs, fault):
     """A connection is made over the NICs that are left."""

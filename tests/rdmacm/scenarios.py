@@ -353,6 +353,15 @@ def hold(ip, port):
         print(client.event(seconds=600).name, flush=True)
 
 
+def leave(ip, port):
+    """Connects, and ends without another word."""
+    client = Channel()
+    one = client.create()
+    one.ask(ip, int(port))
+    client.event("CONNECT_RESPONSE")
+    one.establish()
+
+
 def is_taken(_ip, port):
     """Another process of this host listens there."""
     channel = Channel()
