@@ -111,6 +111,7 @@ fn a_qp_that_wants_no_protection_is_not_looked_at() {
                 sq_sig_all: true,
                 cookie: 0,
                 plain,
+                management: false,
             };
             context.create_qp(&request).unwrap()
         };
