@@ -39,7 +39,8 @@ def test_fio(logs, verb, fault):
     port = free_port()
     with Fabric(logs, *TWO) as fabric:
         job = ["fio", "--name=job", "--ioengine=rdma", f"--port={port}", "--bs=64k", "--size=2g"]
-        job += ["--iodepth=8"]
+        # A job is a thread, not a child that would outlive a test that fails.
+        job += ["--iodepth=8", "--thread"]
         # Whatever the verb, the server's job reads.
         server = serve(fabric, [*job, "--rw=read"], port)
         to = [f"--hostname={address(fabric, 'b/0')}", f"--verb={verb}"]

@@ -68,13 +68,13 @@ impl CompChannel {
     /// Raises an event of a queue of this channel, which was announced: at once, or at the end of
     /// what the thread is about ([`HeldEvents`]).
     pub(crate) fn raise(self: &Arc<Self>, cookie: u64) {
-        let held = HELD.with_borrow_mut(|held| {
+        let held = with_held(|held| {
             if held.holds {
                 held.events.push((self.clone(), cookie));
             }
             held.holds
         });
-        if !held {
+        if held != Some(true) {
             self.raise_now(cookie);
         }
     }
@@ -160,6 +160,12 @@ thread_local! {
     static HELD: RefCell<Held> = const { RefCell::new(Held { holds: false, events: Vec::new() }) };
 }
 
+/// What the thread holds; `None` at its end, when it can hold nothing any more: a process that ends
+/// still sends.
+fn with_held<T>(act: impl FnOnce(&mut Held) -> T) -> Option<T> {
+    HELD.try_with(|held| act(&mut held.borrow_mut())).ok()
+}
+
 /// While it lives, events that this thread raises are held; they are raised when it is dropped. So
 /// whoever waits for one finds all that a device has brought at once. It must be dropped while
 /// nobody can destroy the queues: with the device's lock held.
@@ -172,14 +178,14 @@ impl HeldEvents {
     /// Holds events from now on. (A second one in the same thread changes nothing.)
     #[allow(clippy::new_without_default)]
     pub fn new() -> HeldEvents {
-        HELD.with_borrow_mut(|held| held.holds = true);
+        with_held(|held| held.holds = true);
         HeldEvents { _same_thread: PhantomData }
     }
 }
 
 impl Drop for HeldEvents {
     fn drop(&mut self) {
-        HELD.with_borrow_mut(|held| {
+        with_held(|held| {
             held.holds = false;
             held.events.drain(..).for_each(|(channel, cookie)| channel.raise_now(cookie));
         });

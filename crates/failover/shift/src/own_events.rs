@@ -20,21 +20,24 @@ thread_local! {
 
 /// Does something with a QP, and gives what it told of itself meanwhile, in this thread.
 pub(crate) fn collect<T>(of: Name, run: impl FnOnce() -> T) -> (T, Vec<QpEvent>) {
-    // An empty vector has no memory.
-    AT.set(Some((of, Vec::new())));
+    // An empty vector has no memory. At the end of the process nothing can be kept any more: the
+    // worker passes it on.
+    let set = |value| AT.try_with(|at| at.replace(value)).ok().flatten();
+    set(Some((of, Vec::new())));
     let done = run();
-    (done, AT.take().map_or_else(Vec::new, |(_, told)| told))
+    (done, set(None).map_or_else(Vec::new, |(_, told)| told))
 }
 
 /// Keeps an event aside if the thread is at that QP; gives whether it is.
 pub(crate) fn keep(of: Name, event: QpEvent) -> bool {
-    AT.with_borrow_mut(|at| match at {
+    let kept = AT.try_with(|at| match &mut *at.borrow_mut() {
         Some((name, told)) if *name == of => {
             told.push(event);
             true
         }
         _ => false,
-    })
+    });
+    kept.unwrap_or(false)
 }
 
 #[cfg(test)]
