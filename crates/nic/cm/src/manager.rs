@@ -346,17 +346,14 @@ impl Cm {
         let Some(c) = self.connections.get_mut(&id.0) else { return };
         c.owned = false;
         match c.state {
-            State::Established => self.send_dreq(now_us, id.0),
+            // Of one that we have accepted, the peer may know that it stands, and its RTU is lost or
+            // on its way: a DREQ is repeated until it is answered, a REJ is not.
+            State::Established | State::RepSent => self.send_dreq(now_us, id.0),
             State::ReqSent => {
                 self.send_reject(id.0, Reason::TIMEOUT, &[]);
                 self.forget(id.0);
             }
             State::ReqReceived | State::RepReceived => {
-                self.send_reject(id.0, Reason::CONSUMER, &[]);
-                self.finish(now_us, id.0);
-            }
-            // The peer may have taken it for established.
-            State::RepSent => {
                 self.send_reject(id.0, Reason::CONSUMER, &[]);
                 self.finish(now_us, id.0);
             }

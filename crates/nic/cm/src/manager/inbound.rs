@@ -225,11 +225,25 @@ impl Cm {
         if !left_out!(self.mutation, NoDrep) {
             self.send(via, from, &Mad { transaction, message: drep });
         }
-        if let Some((id, state, _)) = ours {
-            let stands = [State::Established, State::RepSent, State::RepReceived, State::DreqSent];
-            if stands.contains(&state) {
+        let Some((id, state, _)) = ours else { return };
+        match state {
+            State::Established | State::RepSent | State::RepReceived | State::DreqSent => {
                 self.end(now_us, id, false);
             }
+            // The peer has accepted and let go, and its REP has not come: it is not waited for.
+            State::ReqSent => {
+                let rej = Rej {
+                    local_id: remote_id,
+                    remote_id: local_id,
+                    rejected: Rejected::Req,
+                    reason: Reason::CONSUMER,
+                    information: Vec::new(),
+                    private: Vec::new(),
+                };
+                self.tell(id, Event::Rejected(rej));
+                self.over(id);
+            }
+            _ => {}
         }
     }
 

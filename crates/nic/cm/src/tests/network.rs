@@ -415,6 +415,23 @@ fn every_rule_that_is_left_out_is_noticed() {
     }
 }
 
+/// The end that accepted lets go while the RTU is on its way, and its first word of that is lost.
+#[test]
+fn who_lets_go_of_what_it_accepted_is_heard() {
+    let arrives = |after_us| Fate::Arrives { after_us };
+    let mut w = World::new(vec![arrives(0), arrives(0), arrives(20_000), Fate::Lost]);
+    let id = w.connect(0);
+    w.run(1_000);
+    assert_eq!(w.ends[0].state(id), Some(State::Established));
+    let accepted = w.request(1);
+    assert_eq!(w.ends[1].state(accepted), Some(State::RepSent));
+    w.ends[1].destroy(w.now_us, accepted);
+    w.flush();
+    w.run(HOUR_US);
+    let ended = |state: Option<State>| state.is_none_or(|state| state == State::Over);
+    assert!(ended(w.ends[0].state(id)) && w.ends[1].count() == 0);
+}
+
 fn fate() -> impl Strategy<Value = Fate> {
     prop_oneof![
         4 => (0u64..20_000).prop_map(|after_us| Fate::Arrives { after_us }),
