@@ -67,7 +67,8 @@ class Job:
 
 
 def sizes(op: str) -> list:
-    return ["--op", op, "--min", "256K", "--max", "256K", *(["--root", 1] if op == "reduce" else [])]
+    root = ["--root", 1] if op == "reduce" else []
+    return ["--op", op, "--min", "256K", "--max", "256K", *root]
 
 
 @pytest.mark.parametrize("op", OPERATIONS)

@@ -244,7 +244,7 @@ def test_manual_pages_of_all_subcommands(tree, tmp_path):
     env = {**tree.environment(tmp_path), "LC_ALL": "C.UTF-8", "MANWIDTH": "80"}
     found = {page.stem for page in pages.iterdir()}
     commands = run(tree.usr / "bin/unbroken", "--help", env=env).stdout
-    names = re.findall(r"^  (\w+)  ", commands.split("Commands:")[1].split("Options:")[0], re.M)
+    names = re.findall(r"^  (\w+)  ", commands.split("Usage:")[1].split("Options:")[0], re.M)
     assert {"unbroken", *(f"unbroken-{name}" for name in names if name != "help")} <= found
     for page in sorted(pages.iterdir()):
         shown = run("man", "--warnings", "-E", "UTF-8", "-l", page, env=env)

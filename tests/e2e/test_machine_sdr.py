@@ -1,5 +1,5 @@
-"""SDR over devices of the machine (lib/machine.py): reliable writes by UC queue pairs of a provider,
-whose memory windows take late packets' targets away, over a network that loses."""
+"""SDR over devices of the machine (lib/machine.py): reliable writes by UC queue pairs of a
+provider, whose memory windows take late packets' targets away, over a network that loses."""
 
 import json
 

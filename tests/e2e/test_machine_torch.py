@@ -28,7 +28,8 @@ def moved(fabric) -> dict:
 def test_training_while_nics_flap(logs, note, torch_python, mode, ranks, steps):
     """Beside gloo's losses, which have the same bits where two ranks add."""
     with Fabric(logs) as fabric:
-        process = start(fabric, torch_python, "unbroken" if ranks > 2 else "gloo", mode, ranks, steps)
+        backend = "unbroken" if ranks > 2 else "gloo"
+        process = start(fabric, torch_python, backend, mode, ranks, steps)
         right = trained(process, ranks, steps) if ranks > 2 else by_gloo(process, steps)[0]
     with MachineFabric(logs, "--nics", "4") as fabric:
         process = start(fabric, torch_python, "unbroken", mode, ranks, steps)
@@ -36,7 +37,8 @@ def test_training_while_nics_flap(logs, note, torch_python, mode, ranks, steps):
         got = trained(process, ranks, steps)
         same_bits(got, right)
         lost = [c["paths_failed"] for c in counters(process.output())]
-        idle = [name for name, sent in moved(fabric).items() if name[0] in "abc"[:ranks] and not sent]
+        hosts = "abc"[:ranks]
+        idle = [name for name, sent in moved(fabric).items() if name[0] in hosts and not sent]
         if flaps < 5 or not any(lost) or idle:
             raise Failure(f"{flaps} faults, paths failed: {lost}, NICs that sent nothing: {idle}")
         note(f"losses equal over {steps} steps; {flaps} faults, paths failed: {lost}")

@@ -55,7 +55,8 @@ def commands(*words: str) -> list:
     if done.returncode != 0:
         raise Failure(done.stderr)
     found = ["-".join(words)] if re.search(r"^ +--json\b", done.stdout, re.M) else []
-    listed = re.search(r"^Commands:\n(.*?)\n\n", done.stdout, re.M | re.S)
+    # Under one heading, or in groups.
+    listed = re.search(r"^Usage: .*?\n\n(.*?)^Options:", done.stdout, re.M | re.S)
     for name in re.findall(r"^  (\w[\w-]*) ", listed.group(1), re.M) if listed else []:
         if name != "help":
             found += commands(*words, name)
