@@ -203,3 +203,37 @@ impl AsRawFd for CompChannel {
         self.fd.as_raw_fd()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Raises an event when its thread ends, after what the thread held is gone.
+    struct AtTheEnd(RefCell<Option<Arc<CompChannel>>>);
+
+    impl Drop for AtTheEnd {
+        fn drop(&mut self) {
+            let channel = self.0.take().unwrap();
+            channel.announce();
+            drop(HeldEvents::new());
+            channel.raise(7);
+        }
+    }
+
+    thread_local! {
+        static AT_THE_END: AtTheEnd = const { AtTheEnd(RefCell::new(None)) };
+    }
+
+    #[test]
+    fn a_thread_that_ends_raises_events_still() {
+        let channel = CompChannel::new().unwrap();
+        let of_thread = channel.clone();
+        // Variables of a thread end in the reverse of the order in which they were first used.
+        let thread = std::thread::spawn(move || {
+            AT_THE_END.with(|end| *end.0.borrow_mut() = Some(of_thread));
+            drop(HeldEvents::new());
+        });
+        thread.join().unwrap();
+        assert!(channel.has_events());
+    }
+}
