@@ -177,10 +177,8 @@ impl Gate {
 
 /// A verb of control that takes longer is not waited for by who looks after other QPs, too.
 const VERB_TIME_US: u64 = 5_000;
-/// Between the first two tries to get a gate that another thread has, and at most: the pause doubles.
-/// Several threads that wait for one gate would else take the cores that its owner needs.
+/// Between two tries to get a gate that another thread has.
 const GATE_PAUSE: Duration = Duration::from_micros(20);
-const LONGEST_GATE_PAUSE: Duration = Duration::from_millis(1);
 
 /// A logical QP.
 pub struct Qp {
@@ -266,7 +264,6 @@ impl Qp {
     /// The same for who looks after many QPs, and waits for no device: none while a program's thread
     /// is in a verb of control of this QP that its NIC does not answer.
     pub(crate) fn gate_now(&self) -> Option<MutexGuard<'_, Gate>> {
-        let mut pause = GATE_PAUSE;
         loop {
             if let Some(gate) = self.try_gate() {
                 return Some(gate);
@@ -276,8 +273,7 @@ impl Qp {
                 return None;
             }
             // Whoever has it is about to give it back.
-            std::thread::sleep(pause);
-            pause = (pause * 2).min(LONGEST_GATE_PAUSE);
+            std::thread::sleep(GATE_PAUSE);
         }
     }
 
