@@ -8,23 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from lib import options
 from lib.cc import compile_c
-from lib.host_devices import GID, Fault, Pair, connect, sent, sh
+from lib.host_devices import GID, IN_THE_GUEST, Fault, Pair, connect, sent, sh
 from lib.paths import BUILD
 from lib.ports import free_port, listens
 from lib.process import Failure, wait_until
 from lib.verifier import verified
 
-pytestmark = [
-    pytest.mark.vm,
-    pytest.mark.root,
-    pytest.mark.slow,
-    pytest.mark.timeout(400),
-    pytest.mark.skipif(
-        not options.VM, reason="rxe changes how the whole machine routes: `make test-vm` runs it"
-    ),
-]
+pytestmark = IN_THE_GUEST
 
 # Tool, options, and the link by which the payload leaves at first and after the fault.
 STREAMS = {

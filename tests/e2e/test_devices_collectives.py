@@ -6,20 +6,11 @@ import json
 
 import pytest
 
-from lib import options
-from lib.host_devices import FLOWS, Fault, Pair, sent
+from lib.host_devices import FLOWS, IN_THE_GUEST, Fault, Pair, sent
 from lib.paths import BUILD
 from lib.process import Failure, wait_until
 
-pytestmark = [
-    pytest.mark.vm,
-    pytest.mark.root,
-    pytest.mark.slow,
-    pytest.mark.timeout(400),
-    pytest.mark.skipif(
-        not options.VM, reason="rxe changes how the whole machine routes: `make test-vm` runs it"
-    ),
-]
+pytestmark = IN_THE_GUEST
 
 OPERATIONS = ["all-reduce", "reduce-scatter", "all-gather", "broadcast", "reduce", "all-to-all"]
 OPERATIONS += ["send-recv"]

@@ -5,21 +5,12 @@ import json
 
 import pytest
 
-from lib import options
-from lib.host_devices import Pair, sent, sh
+from lib.host_devices import IN_THE_GUEST, Pair, sent, sh
 from lib.paths import BUILD
 from lib.ports import free_port, listens
 from lib.process import Failure, wait_until
 
-pytestmark = [
-    pytest.mark.vm,
-    pytest.mark.root,
-    pytest.mark.slow,
-    pytest.mark.timeout(400),
-    pytest.mark.skipif(
-        not options.VM, reason="rxe changes how the whole machine routes: `make test-vm` runs it"
-    ),
-]
+pytestmark = IN_THE_GUEST
 
 SECONDS = 150
 MESSAGES, WRITE_BYTES = 12, 64 << 10

@@ -9,7 +9,7 @@ from lib.cc import compile_c
 from lib.fabric import Fabric
 from lib.ports import free_port
 from lib.process import Failure, needs, wait_until
-from lib.rdmacm import address, listens
+from lib.rdmacm import FAULTS, address, listens
 
 TARGET = "iqn.2026-01.com.example:disk"
 INITIATOR = "iqn.2026-01.com.example:initiator"
@@ -62,16 +62,7 @@ def _log_in(fabric, args):
 
 
 @pytest.mark.root
-@pytest.mark.parametrize(
-    "fault, carrier",
-    [
-        (None, "a/0"),
-        ("nic a/0 dead", "a/1"),
-        ("nic b/0 dead", "a/1"),
-        ("nic a/0 down", "a/1"),
-        ("cable a/0 cut", "a/1"),
-    ],
-)
+@pytest.mark.parametrize("fault, carrier", FAULTS.items())
 def test_disk(logs, note, fault, carrier):
     """A disk is written, read back and compared, while a NIC, a port or a cable fails."""
     needs("tgtd", "tgt")

@@ -11,7 +11,7 @@ import pytest
 from lib.fabric import Fabric
 from lib.ports import free_port
 from lib.process import Failure, needs, wait_until
-from lib.rdmacm import address, serve
+from lib.rdmacm import FAULTS, address, serve
 
 MEMORY_MIB, AT = 192, 32 << 20
 PAYLOAD = 64 << 20
@@ -48,16 +48,7 @@ def _control(fabric, process, path):
     return Qmp(path)
 
 
-@pytest.mark.parametrize(
-    "fault, carrier",
-    [
-        (None, "a/0"),
-        ("nic a/0 dead", "a/1"),
-        ("nic b/0 dead", "a/1"),
-        ("nic a/0 down", "a/1"),
-        ("cable a/0 cut", "a/1"),
-    ],
-)
+@pytest.mark.parametrize("fault, carrier", FAULTS.items())
 def test_migration(logs, fault, carrier):
     """A guest arrives with the memory that it had."""
     needs("qemu-system-x86_64", "qemu-system-x86")

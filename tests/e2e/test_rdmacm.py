@@ -1,6 +1,7 @@
 """Programs that connect by address: unmodified librdmacm, and the programs over it."""
 
 import re
+import signal
 
 import pytest
 
@@ -241,12 +242,12 @@ def test_a_nic_dies_between_req_and_rtu(logs, fault):
     """A connection is made over the NICs that are left."""
     port = free_port()
     with Fabric(logs, *TWO) as fabric:
-        to, go = address(fabric, "b/0"), fabric.files / "go"
-        server = serve(fabric, [*_PROGRAM, "serve_late", to, port, go], port, "server")
+        to = address(fabric, "b/0")
+        server = serve(fabric, [*_PROGRAM, "serve_late", to, port], port, "server")
         client = fabric.run("a", [*_PROGRAM, "hold", to, port], "client")
         wait_until(lambda: "asked" in server.output(), 30, "the request")
         fabric.fault(fault)
-        go.touch()
+        server.popen.send_signal(signal.SIGUSR1)
         wait_until(lambda: "connected" in client.output(), 30, "the connection")
         server.expect_success(30)
         if "ESTABLISHED" not in server.output():

@@ -6,10 +6,9 @@ import pytest
 from lib.fabric import Fabric
 from lib.ports import free_port, listens
 from lib.process import Failure, needs, wait_until
-from lib.rdmacm import address, serve
+from lib.rdmacm import FAULTS, address, serve
 
 TWO = ("--hosts", "a,b", "--nics", "2")
-FAULTS = [None, "nic a/0 dead", "nic b/0 dead", "nic a/0 down", "cable a/0 cut"]
 
 
 _DTEST_PORT = 15_828

@@ -6,12 +6,26 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
+
+from . import options
 from .paths import BUILD
 from .ports import free_port, listens
 from .process import Failure, Process, wait_until
 
 # The index of the IPv4 address among the GIDs of an rxe; the first is of IPv6.
 GID = 1
+# The marks of a file whose tests run in the guest. Elsewhere they are skipped, and the reason is
+# shown: tests/e2e/test_vm.py boots the guest that runs them.
+IN_THE_GUEST = [
+    pytest.mark.vm,
+    pytest.mark.root,
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(
+        not options.VM, reason="rxe changes how the whole machine routes: `make test-vm` runs it"
+    ),
+]
 # Bytes that say that a stream flows, and does not only say hello.
 FLOWS = 1_000_000
 

@@ -5,6 +5,15 @@ from pathlib import Path
 from .fabric import Fabric
 from .process import wait_until
 
+# Faults of a host with two NICs, and the NIC of a that carries the traffic then.
+FAULTS = {
+    None: "a/0",
+    "nic a/0 dead": "a/1",
+    "nic b/0 dead": "a/1",
+    "nic a/0 down": "a/1",
+    "cable a/0 cut": "a/1",
+}
+
 
 def address(fabric: Fabric, nic: str) -> str:
     """The address of a NIC, `b/0`."""

@@ -4,6 +4,7 @@ two of different hosts; the last line that it prints says what was measured."""
 
 import errno
 import os
+import signal
 import sys
 import threading
 import time
@@ -176,7 +177,10 @@ def backlog(ip):
     # A QP is in one connection: each has its own.
     for qpn in range(10, 14):
         client.create().ask(ip, listener.port(), qpn=qpn)
-    time.sleep(0.2)
+    # Requests arrive in their order: when this one is there, the four have been.
+    other_channel, barrier = listening()
+    client.create().ask(ip, barrier.port(), qpn=14)
+    request(other_channel)
     for _ in range(4):
         other, _ = request(channel)
         other.accept()
@@ -307,15 +311,13 @@ def serve(_ip, port):
             return
 
 
-def serve_late(_ip, port, path):
-    """Accepts a request when a file is there."""
+def serve_late(_ip, port):
+    """Accepts a request when it gets SIGUSR1."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     channel, listener = listening(port=int(port))
     other, _ = request(channel)
     print("asked", flush=True)
-    deadline = time.monotonic() + 30
-    while not os.path.exists(path):
-        assert time.monotonic() < deadline, "nobody makes the file"
-        time.sleep(0.01)
+    assert signal.sigtimedwait({signal.SIGUSR1}, 30), "no signal comes"
     other.accept()
     print(channel.event("ESTABLISHED").name, flush=True)
     listener.destroy()

@@ -36,7 +36,8 @@ names=(devices devices_collectives devices_sdr doctor softnic_and_rxe softnic_be
 tests=("${names[@]/#/tests/e2e/test_}")
 /usr/bin/python3 -m pytest -p no:cacheprovider --vm -v "${tests[@]/%/.py}" "$@" && status=0 || status=$?
 logs=${CARGO_TARGET_DIR:-target}/test-logs
-[ $status = 0 ] || for log in "$logs"/{devices,devices_collectives,devices_sdr,doctor,softnic_and_rxe,softnic_beside_rxe}/*/*.log; do
+folders=("${names[@]/#/$logs/}")
+[ $status = 0 ] || find "${folders[@]}" -name '*.log' 2>/dev/null | sort | while read -r log; do
     echo "-- $(basename "$(dirname "$log")")/$(basename "$log")"
     # What it said of errors comes first: its output may have been kept back behind that.
     [ ! -f "$log" ] || { grep -aiE 'fail|error|unbroken:' "$log" | head -n 5; tail -n 3 "$log"; } |

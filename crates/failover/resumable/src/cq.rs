@@ -72,9 +72,10 @@ pub(crate) struct ProviderCq {
     overruns: Arc<Overruns>,
     /// Those have it.
     watched: AtomicBool,
-    /// Taken while the device is asked for another size.
+    /// Held while the device changes the size of the CQ.
     growing: parking_lot::Mutex<()>,
-    /// ... and nobody polls, nor arms: the provider may keep its lock until the device answers.
+    /// The device is changing the size, so no thread may poll or arm the CQ: the provider may hold
+    /// its lock until the device answers.
     set_aside: AtomicBool,
     commands: Arc<Commands>,
     /// How often something was brought over, and by the last look.
@@ -168,9 +169,9 @@ impl ProviderCq {
         Ok(())
     }
 
-    /// Makes the device's CQ as large as its QPs need it. Polls of the application's CQ pass it by
-    /// meanwhile, since the device may answer only in a minute, and other devices complete there,
-    /// too.
+    /// Makes the device's CQ as large as its QPs need it. Polls of the application's CQ skip it
+    /// meanwhile: the device may take a minute to answer, and other devices complete in the
+    /// application's CQ, too.
     fn grow(&self, app: &Cq) -> Result<()> {
         let _one_at_a_time = self.growing.lock();
         let needed = self.needed.load(Ordering::Acquire);
@@ -247,8 +248,9 @@ impl ProviderCq {
             .and_then(Weak::upgrade)
     }
 
-    /// Brings over what is there, waiting for whoever is at it, and for a device that changes the
-    /// size as long as it answers at all. False: it could not look.
+    /// Drains the device's CQ into the application's. Waits for a thread that is draining it, and
+    /// for a device that is changing its size, as long as the device answers commands. False: the
+    /// CQ was not polled, because the device answers none.
     pub(crate) fn bring_all(&self) -> bool {
         while !self.bring_unless_aside() {
             if self.commands.is_stuck() {
@@ -259,7 +261,7 @@ impl ProviderCq {
         true
     }
 
-    /// The same without waiting for the device.
+    /// As [`Self::bring_all`], but returns false at once while the device changes the size.
     fn bring_unless_aside(&self) -> bool {
         self.cq.bring();
         let app = self.app.upgrade();
@@ -267,7 +269,8 @@ impl ProviderCq {
         self.bring_in_turn(&[]).is_some()
     }
 
-    /// Brings over what is there unless another thread is at it. Gives whether it was found empty.
+    /// Drains the device's CQ into the application's unless another thread is doing so. Returns
+    /// whether the device's CQ was empty.
     pub(crate) fn try_bring(&self) -> bool {
         let app = self.app.upgrade();
         let turn = app.as_ref().map(|app| app.try_turn());
@@ -277,9 +280,9 @@ impl ProviderCq {
         }
     }
 
-    /// Dispatches `first`, which came out of the device's CQ, and what is there besides. The caller
-    /// has the turn of the application's CQ. Gives whether it was found empty; none if it could not
-    /// look.
+    /// Dispatches `first`, which was polled from the device's CQ, and then drains the CQ. The caller
+    /// holds the turn of the application's CQ. Returns whether the CQ was empty; `None` if it was not
+    /// polled, because the device is changing its size.
     fn bring_in_turn(&self, first: &[Wc]) -> Option<bool> {
         let PollState { wcs, unsettled, nudged, .. } = &mut *self.state.lock();
         self.dispatch(first, unsettled);
@@ -356,11 +359,13 @@ impl ProviderCq {
         all.iter().for_each(|member| member.lose(with_device));
     }
 
-    /// Brings over what is there, and arms the device's CQ again where the application's is armed.
+    /// Drains the device's CQ, and requests its next event if the application's CQ still waits for
+    /// one.
     ///
-    /// What came may have been nothing for the application (a flush that is held, a marker), or
-    /// another thread had brought it and has armed both since. Its queue is still armed then, and
-    /// this one no longer: nobody else would arm it again.
+    /// The drained completions may not concern the application (a flush that is held back, a
+    /// marker), or another thread drained them before and requested both events since. Then the
+    /// application still waits for an event, the device's CQ will raise none, and no other thread
+    /// would request it.
     fn bring_and_arm(&self) {
         self.bring_all();
         let armed = self.app.upgrade().and_then(|app| app.armed());
@@ -448,7 +453,7 @@ impl Driver for ProviderCq {
         }
         self.solicited.store(solicited_only, Ordering::Release);
         if self.set_aside.load(Ordering::Acquire) {
-            return; // it is armed as that ends
+            return; // `grow` requests the event once the device has answered
         }
         match self.waits.swap(false, Ordering::Relaxed) {
             true => self.cq.req_notify(solicited_only),

@@ -112,8 +112,8 @@ struct Nic {
     open: RwLock<Option<Open>>,
     /// Of the opening that is, or was the last.
     key_set: AtomicU16,
-    /// The last opening that is closed for good, since the kernel takes the device away. What is
-    /// being made there is not kept.
+    /// The key set of the last opening that ended because the kernel removed the device. Regions
+    /// and domains that a thread is still creating for it are dropped, not stored.
     released: AtomicU16,
     /// The regions whose default NIC this is.
     space: RwLock<Space>,

@@ -21,7 +21,8 @@ pub(crate) fn fill_send(
     Ok(())
 }
 
-/// [`fill_send`] of a request of any kind. One that binds a window gets its window from the caller.
+/// [`fill_send`] of a request of any kind. The caller writes what changes a key: a window to bind, or
+/// the key to invalidate.
 #[inline(always)]
 pub(crate) fn fill_any(
     c: &mut MaybeUninit<ibv_send_wr>,
@@ -54,9 +55,6 @@ pub(crate) fn fill_any(
     } else {
         // Nothing of a SEND is read there.
         c.wr.rdma = ibv_wr_rdma { remote_addr: wr.remote_addr, rkey: wr.rkey };
-    }
-    if matches!(wr.opcode, SendOpcode::SendInv | SendOpcode::LocalInv) {
-        c.imm_data = wr.rkey; // C's union of both
     }
 }
 

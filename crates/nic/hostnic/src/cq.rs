@@ -20,8 +20,8 @@ use unbroken_verbs::{Cq, Error, RawCq, Result, Source};
 /// Entries at least where the provider cannot change the size of a queue: enough for most programs.
 const FIXED_ENTRIES: u32 = 1024;
 
-/// The channel of a device by which the events of its queues come. It ends with the last of them,
-/// since the provider ends none that is in use; what is left of it would keep the device open.
+/// The completion channel of a device. Each queue holds it: the provider refuses to destroy a channel
+/// that a queue uses, and a channel that is never destroyed keeps the device open.
 pub(crate) struct Channel {
     context: Arc<Context>,
     raw: Object<ibv_comp_channel>,

@@ -49,7 +49,7 @@ impl Tables {
 pub(crate) struct HostMemory {
     context: Arc<Context>,
     pub(crate) tables: Mutex<Tables>,
-    /// None: windows are hidden, or not there.
+    /// `None`: windows are hidden, or the device has none.
     pub(crate) windows: Option<Verbs>,
 }
 
@@ -66,7 +66,7 @@ fn no_key(lkey: u32) -> Error {
 }
 
 impl HostMemory {
-    /// `bare`: the device's windows are the program's to use.
+    /// `bare`: programs may use the device's windows.
     pub(crate) fn new(context: &Arc<Context>, bare: bool) -> Arc<HostMemory> {
         let windows = bare.then(|| Verbs::of(context)).flatten();
         Arc::new(HostMemory { context: context.clone(), tables: Mutex::default(), windows })
@@ -266,6 +266,8 @@ impl MemoryDomain for HostMemory {
 
 impl Drop for HostMemory {
     fn drop(&mut self) {
+        // First: a region with a bound window stays.
+        self.free_windows();
         let library = self.context.library;
         let tables = self.tables.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
         for mr in tables.mrs.values() {

@@ -151,11 +151,10 @@ impl HostQp {
     #[inline(always)]
     fn post_as(&self, wr_id: u64, wr: &SendWr<'_>) -> Result<()> {
         let _in_use = self.in_use()?;
-        if wr.opcode.changes_keys() && self.memory.has_windows() {
-            return self.change_key(wr_id, wr);
-        }
         let (mut inline, mut c) = (Sge::default(), MaybeUninit::uninit());
-        fill_send(&mut c, wr_id, wr, &mut inline)?;
+        if let Err(e) = fill_send(&mut c, wr_id, wr, &mut inline) {
+            return self.change_key(wr_id, wr, e);
+        }
         let posted = match &wr.ud {
             Some(to) => self.give_to(to, &mut c)?,
             None => self.give(c.as_mut_ptr(), 1),
@@ -163,15 +162,21 @@ impl HostQp {
         posted.map_err(|(_, code)| self.refused(code))
     }
 
-    /// Gives the provider a send that changes a key.
+    /// Gives the provider a send that changes a key, if programs may use the device's windows; else
+    /// the error is that of [`fill_send`].
     #[cold]
-    fn change_key(&self, wr_id: u64, wr: &SendWr<'_>) -> Result<()> {
+    fn change_key(&self, wr_id: u64, wr: &SendWr<'_>, e: Error) -> Result<()> {
+        if !self.memory.has_windows() {
+            return Err(e);
+        }
         let (mut inline, mut c) = (Sge::default(), MaybeUninit::uninit());
         fill_any(&mut c, wr_id, wr, &mut inline);
         // SAFETY: just written.
         let c = unsafe { c.assume_init_mut() };
         let refused = |(_, code)| self.refused(code);
         if wr.opcode != SendOpcode::BindMw {
+            // C has the key to invalidate where an immediate would be.
+            c.imm_data = wr.rkey;
             return self.give(c, 1).map_err(refused);
         }
         self.memory.bind(wr, |bind| {
@@ -260,9 +265,10 @@ impl DeviceQp for HostQp {
     }
 
     fn post_sends(&self, batch: &dyn SendBatch) -> Result<()> {
-        let changes_keys = (0..batch.count()).any(|i| batch.wr(i).opcode.changes_keys());
-        if changes_keys && !self.memory.has_windows() {
-            (0..batch.count()).try_for_each(|i| check_opcode(batch.wr(i).opcode))?;
+        let known = (0..batch.count()).try_for_each(|i| check_opcode(batch.wr(i).opcode));
+        let changes_keys = known.is_err();
+        if !self.memory.has_windows() {
+            known?;
         }
         let posted = match self.kind == QpType::Ud || changes_keys {
             true => (0..batch.count())

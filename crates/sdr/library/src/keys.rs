@@ -4,8 +4,12 @@
 //! | the NICs have | the bytes of a receive are named by | taken back by |
 //! | --- | --- | --- |
 //! | indirect keys | its slot in the root key of its generation | naming nothing there, which is done when the call returns |
-//! | memory windows of type 2 | a window for each channel, bound by the channel's queue pair of the generation, under another key than before | a request to invalidate it, by the same queue pair, and its completion; where queue pairs cannot invalidate, by freeing it |
+//! | memory windows of type 2 | a window for each channel, bound by the channel's queue pair of the generation, under another key than before | a request to invalidate it, by the same queue pair, and its completion |
 //! | neither | | such a NIC is refused ([`Protection::of`]) |
+//!
+//! Where the queue pairs of a NIC may not be able to invalidate a window
+//! ([`Capabilities::frees_windows`]), the window is freed instead, and the next receive gets a new
+//! one.
 //!
 //! Root keys are known to the peer from the beginning. The keys of windows go to it with the
 //! clear-to-send, since each binding has a new one.
@@ -230,7 +234,7 @@ fn bind(
 /// Takes the windows of a slot off what they are bound to.
 fn invalidate(core: &Core, windows: &mut Windows, generation: u8, slot: usize) {
     if core.shared.frees_windows {
-        // What is dropped is freed, and no packet reaches it any more.
+        // Dropping a window frees it: when that returns, no packet can write through it.
         return windows.iter_mut().for_each(|windows| windows[slot] = None);
     }
     each(core, windows, slot, |_, channel, held| {

@@ -135,8 +135,8 @@ impl Sole {
 }
 
 impl Cq {
-    /// A driver's queue is to be passed by from now on, or no longer ([`Driver::is_aside`]). No
-    /// poll is at one that is to be passed by when this returns.
+    /// A driver's answer to [`Driver::is_aside`] has changed. When this returns, no thread polls the
+    /// queue of a driver that is aside.
     pub fn drivers_changed(&self) {
         let drivers = self.drivers.write().unwrap_or_else(PoisonError::into_inner);
         self.direct.set(&drivers);

@@ -20,8 +20,8 @@ pub trait Driver: Send + Sync {
         None
     }
 
-    /// Polls are to pass its own queue by for now. Whenever that changes it calls
-    /// [`Cq::drivers_changed`].
+    /// Whether polls must not touch its own queue, because a verb that may block is changing that
+    /// queue. A driver calls [`Cq::drivers_changed`] each time the answer changes.
     fn is_aside(&self) -> bool {
         false
     }

@@ -21,10 +21,9 @@ pub(super) fn grouped(command: Command) -> Command {
     let mut built = command.clone();
     built.build();
     let list: Vec<String> = GROUPS.iter().map(|group| listed(&built, group)).collect();
-    command.help_template(format!(
-        "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{}\nOptions:\n{{options}}{{after-help}}",
-        list.join("\n")
-    ))
+    let head = "{about-with-newline}\n{usage-heading} {usage}";
+    let options = "Options:\n{options}{after-help}";
+    command.help_template(format!("{head}\n\n{}\n{options}", list.join("\n")))
 }
 
 fn listed(command: &Command, (title, names): &(&str, &[&str])) -> String {

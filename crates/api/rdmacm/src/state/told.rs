@@ -247,8 +247,8 @@ impl State {
         Some(Asked { listener, space, port, header })
     }
 
-    /// Makes an id for a request, if its listener has room. Else the peer is told nothing, so that it
-    /// asks again.
+    /// Creates an id for a request if the backlog of its listener has room. Otherwise it drops the
+    /// request without an answer, and the peer retransmits it.
     fn admit(&mut self, connection: ConnId, a: &Asked, via: usize, from: Peer) -> Option<u32> {
         let Asked { listener, space, port, header } = *a;
         let route = self.route_of_request(&header, via);

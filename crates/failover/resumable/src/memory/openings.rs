@@ -48,17 +48,17 @@ impl LogicalMemory {
         }
     }
 
-    /// Closes that opening of a NIC for good, whose last QP has left: drops its domains and regions.
-    /// They keep the device open, and its driver may wait for them before it removes the device.
+    /// Ends an opening of a NIC whose last QP is gone: drops its domains and regions. They keep the
+    /// device open, and its driver may wait for them before it removes the device.
     pub(crate) fn release(&self, nic: usize, key_set: u16, domain: &Arc<dyn MemoryDomain>) {
-        // Before what is there is dropped: a thread that makes something does not keep it then.
+        // First: from here on no thread stores a region or domain that it is creating.
         self.nics[nic].released.store(key_set, Ordering::Release);
         self.detach(nic, domain);
         self.forget(nic, |pd| pd.is_of(domain));
     }
 
-    /// Whether what is made by that opening of a NIC is to be kept. To be asked with the lock held
-    /// under which it would be kept.
+    /// Whether a region or domain created for that opening of a NIC may be stored. The caller holds
+    /// the lock under which it stores it.
     pub(super) fn is_kept(&self, nic: usize, key_set: u16) -> bool {
         let released = self.nics[nic].released.load(Ordering::Acquire);
         self.key_set(nic) == key_set && released != key_set

@@ -309,7 +309,7 @@ impl Net {
         self.state().meet.map_or(0, |(_, _, most)| most)
     }
 
-    /// A NIC answers no demand for another size of a CQ before what is given is used, or dropped.
+    /// A NIC answers no resize of a CQ until the returned sender sends or is dropped.
     pub fn hang_at_resize(&self, id: NicId) -> std::sync::mpsc::Sender<()> {
         let (answer, hangs) = std::sync::mpsc::channel();
         self.state().resizes = Some((id, Arc::new(Mutex::new(hangs))));

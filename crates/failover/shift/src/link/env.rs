@@ -19,7 +19,7 @@ use unbroken_runtime::now_us;
 use unbroken_types::{Progress, QpState, Sends, WcStatus, PSN_MASK};
 use unbroken_verbs::{Backlog, Error, QpModify, RcModify, RemoteNic, Result, ResumableQp};
 
-/// What is done for the executor of a QP.
+/// The executor's environment: the QP, its physical QP, and the peer.
 pub(super) struct Io<'a> {
     pub(super) qp: &'a Qp,
     pub(super) peer: &'a Peer,

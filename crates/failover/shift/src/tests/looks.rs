@@ -87,8 +87,8 @@ fn every_kind_of_qp_has_a_state_in_its_progress() {
     }
 }
 
-/// Of two pairs whose sends wait for a receive the worker looks at the one that is protected. Whoever
-/// makes plain queue pairs looks after them, and posts and polls with their lock most of the time.
+/// Two pairs have sends that wait for a receive: the worker queries the protected pair only. The
+/// owner of plain queue pairs holds their lock most of the time, to post and to poll.
 #[test]
 fn a_qp_that_wants_no_protection_is_not_looked_at() {
     let w = World::unconnected(&[]);
