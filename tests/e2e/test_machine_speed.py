@@ -14,9 +14,9 @@ from lib.process import Failure
 
 PAIRS = 20 if options.LONG else 6
 END_SECONDS = 60
-# The tool, its arguments, where its figure is: the column, and whether more is better; and how many
-# times as slow it may be, which the lower end of the interval is held against. (Of the latency, 1.03
-# is wanted: docs/internals/lanes.md.)
+# The tool, its arguments, the column of its figure, whether more is better, and how many times as
+# slow the run with failover may be: the lower end of the interval is held against that.
+# (The goal for the latency is 1.03: docs/internals/lanes.md.)
 CASES = {
     "latency": ("ib_write_lat", ["-s", 8, "-n", 10_000], 4, False, 1.4),
     "message-rate": ("ib_write_bw", ["-s", 8, "-n", 60_000], 4, True, 1.03),
