@@ -33,11 +33,11 @@ use crate::core::Core;
 use crate::datagram::Datagram;
 use crate::fitness::Unfit;
 use crate::link::Link;
-use crate::lock::lock;
 use crate::qps::LogicalId;
 use crate::random;
+use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use unbroken_directory::QpEntry;
 use unbroken_failover_protocol::PortPath;
@@ -177,8 +177,9 @@ impl Gate {
 
 /// A verb of control that takes longer is not waited for by who looks after other QPs, too.
 const VERB_TIME_US: u64 = 5_000;
-/// Between two tries to get a gate that another thread has.
-const GATE_PAUSE: Duration = Duration::from_micros(20);
+/// How long a thread waits for a gate before it looks again whether the gate's owner is in a verb of
+/// control. A thread that is handed the gate on a busy core needs several time slices for that.
+const GATE_WAIT_US: u64 = 50_000;
 
 /// A logical QP.
 pub struct Qp {
@@ -258,23 +259,27 @@ impl Qp {
 
     /// What changes of the QP, under its lock.
     pub(crate) fn gate(&self) -> MutexGuard<'_, Gate> {
-        lock(&self.gate)
+        self.gate.lock()
     }
 
     /// The same for who looks after many QPs, and waits for no device: none while a program's thread
     /// is in a verb of control of this QP that its NIC does not answer.
+    ///
+    /// The lock hands itself to a thread that has waited for about a millisecond, so that a program
+    /// that posts without a pause cannot keep the worker from its gate, even on one core.
     pub(crate) fn gate_now(&self) -> Option<MutexGuard<'_, Gate>> {
-        loop {
-            if let Some(gate) = self.try_gate() {
-                return Some(gate);
-            }
-            let since_us = self.in_verb_since_us.load(Ordering::Acquire);
-            if since_us != 0 && now_us().saturating_sub(since_us) >= VERB_TIME_US {
+        let mut gate = self.try_gate();
+        while gate.is_none() {
+            let wait_us = match self.in_verb_since_us.load(Ordering::Acquire) {
+                0 => GATE_WAIT_US,
+                since_us => (since_us + VERB_TIME_US).saturating_sub(now_us()),
+            };
+            if wait_us == 0 {
                 return None;
             }
-            // Whoever has it is about to give it back.
-            std::thread::sleep(GATE_PAUSE);
+            gate = self.gate.try_lock_for(Duration::from_micros(wait_us));
         }
+        gate
     }
 
     /// The caller, who has the gate, is in a verb of control until that is dropped.
@@ -291,11 +296,7 @@ impl Qp {
 
     /// The same, if no other thread has it.
     pub(crate) fn try_gate(&self) -> Option<MutexGuard<'_, Gate>> {
-        match self.gate.try_lock() {
-            Ok(gate) => Some(gate),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        self.gate.try_lock()
     }
 
     /// Sends are outstanding from now on, so that the QP can stall. Under the gate: a post must not

@@ -33,6 +33,7 @@ mod backups;
 mod beginnings;
 mod breakable;
 mod endings;
+mod gates;
 mod looks;
 mod many;
 mod paths;

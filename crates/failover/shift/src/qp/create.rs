@@ -9,7 +9,7 @@ use crate::plain;
 use crate::random;
 use crate::worker_queue::Job;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use unbroken_types::{Gid, QpCaps, QpType};
 use unbroken_verbs::{IdleHook, Lane, QpInit, QpModify, Result, ResumableQp};
 
@@ -69,7 +69,7 @@ impl Qp {
             idle: AtomicBool::new(!r.plain),
             lane: lane.clone(),
             in_verb_since_us: AtomicU64::new(0),
-            gate: Mutex::new(Gate::new(phys, at, datagram, why_not, lane)),
+            gate: parking_lot::Mutex::new(Gate::new(phys, at, datagram, why_not, lane)),
             cookie: AtomicU64::new(r.cookie),
         });
         if protect {
