@@ -13,6 +13,7 @@ from lib.host_devices import GID, IN_THE_GUEST, Fault, Pair, connect, sent, sh
 from lib.paths import BUILD
 from lib.ports import free_port, listens
 from lib.process import Failure, wait_until
+from lib.streams import UNTIL_STOPPED
 from lib.verifier import verified
 
 pytestmark = IN_THE_GUEST
@@ -73,6 +74,20 @@ def test_survives(logs, note, stream, fault):
         note(f"{len(switched)} switches")
         assert any("switched " in e for e in switched), switched
         assert any("planned switch" in e for e in switched), switched
+
+
+@pytest.mark.parametrize("link", ["A0", "B0"])
+def test_flaps(logs, link):
+    """A link is away for 0.4 s, four times: the stream comes home each time, and both ends end."""
+    with Pair(logs) as pair, Fault("down", link) as broken:
+        client, server = pair.perftest("ib_write_bw", "-s", 65536, "-D", UNTIL_STOPPED)
+        for _ in range(4):
+            pair.flowing("A0", 50)
+            broken.make()
+            sh("sleep 0.4")
+            broken.mend()
+        pair.flowing("A0", 50)
+        pair.succeed(60, client, server)
 
 
 @pytest.mark.parametrize("fault", FAULTS)

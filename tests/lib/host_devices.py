@@ -12,6 +12,7 @@ from . import options
 from .paths import BUILD
 from .ports import free_port, listens
 from .process import Failure, Process, wait_until
+from .streams import Stream, runs_until_stopped
 
 # The index of the IPv4 address among the GIDs of an rxe; the first is of IPv6.
 GID = 1
@@ -109,7 +110,8 @@ class Pair:
         run += ["--devices", f"rxe{host}0,rxe{host}1", "--"]
         words = (run if self.protected else []) + command
         env = {"PATH": "/usr/bin:/bin:/sbin", "UNBROKEN_LOG": "1"}
-        program = Process(name, words, self.logs / f"{name}.log", env)
+        kind = Stream if runs_until_stopped(words) else Process
+        program = kind(name, words, self.logs / f"{name}.log", env)
         self.programs.append(program)
         return program
 
@@ -120,7 +122,9 @@ class Pair:
         server = self.start("B", [tool, "-d", "rxeB0", *common], f"{tool}-server")
         wait_until(lambda: server.ended() or listens(server.pid, port), 40, f"{tool} listens")
         command = [tool, "-d", "rxeA0", *common, "127.0.0.1"]
-        return self.start("A", command, f"{tool}-client"), server
+        client = self.start("A", command, f"{tool}-client")
+        client.peer, server.peer = server, client
+        return client, server
 
     def flowing(self, link: str, seconds: float = 60, amount: int = FLOWS):
         """Waits until that much has left by an interface since now; the programs must run."""
