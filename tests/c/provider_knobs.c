@@ -12,6 +12,7 @@
  * TEST_PROVIDER_LOG: a file that gets a line for each QP, CQ, region, address handle and connection
  * that a device is asked for: what it is, the device, and numbers; and for each channel that ends,
  * or that is kept since a CQ has it. */
+#include "provider_infiniband.h"
 #include "provider_null.h"
 #include <errno.h>
 #include <infiniband/verbs.h>
@@ -120,7 +121,7 @@ static int reaches(struct ibv_context *context, struct ibv_ah_attr *path)
         return 0;
     }
     path->grh.sgid_index = own_index(path->grh.sgid_index);
-    return 1;
+    return infiniband_path(context, name, path);
 }
 
 __be64 ibv_get_device_guid(struct ibv_device *device)
@@ -151,6 +152,7 @@ int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv
     provider_hang("query_port", context);
     int code = REAL(ibv_query_port, context, port, attr);
     ((struct ibv_port_attr *)attr)->gid_tbl_len += foreign();
+    infiniband_port((struct ibv_port_attr *)attr);
     return code;
 }
 
@@ -162,6 +164,7 @@ static int query_port(struct ibv_context *context, uint8_t port, struct ibv_port
     provider_hang("query_port", context);
     int code = real_query_port(context, port, attr, size);
     attr->gid_tbl_len += foreign();
+    infiniband_port(attr);
     return code;
 }
 
@@ -174,8 +177,10 @@ struct ibv_context *ibv_open_device(struct ibv_device *device)
         real_query_port = verbs->query_port;
         verbs->query_port = query_port;
     }
-    if (context)
+    if (context) {
         null_context(context);
+        infiniband_context(context);
+    }
     return context;
 }
 
@@ -183,8 +188,11 @@ int ibv_query_gid(struct ibv_context *context, uint8_t port, int index, union ib
 {
     const char *host = getenv("TEST_PROVIDER_HOST"), *name = name_of(context);
 
-    if (!is_foreign(index))
-        return REAL(ibv_query_gid, context, port, own_index(index), gid);
+    if (!is_foreign(index)) {
+        int code = REAL(ibv_query_gid, context, port, own_index(index), gid);
+        infiniband_gid(name, gid);
+        return code;
+    }
     *gid = (union ibv_gid){.raw = {[10] = 0xff, 0xff, 10, 99, index}};
     gid->raw[15] = 16 * (host[0] - 'a') + name[strlen(name) - 1] - '0' + 1;
     return 0;

@@ -19,7 +19,7 @@ GID_INDEX = 3
 
 def provider() -> Path:
     """The library, compiled anew if one of its sources is newer."""
-    names = ("provider.c", "provider_knobs.c", "provider_null.c")
+    names = ("provider.c", "provider_infiniband.c", "provider_knobs.c", "provider_null.c")
     sources = [ROOT / "tests" / "c" / name for name in names]
     made = TARGET / "tests-c" / "provider.so"
     newest = max(source.stat().st_mtime for source in sources)
@@ -46,6 +46,9 @@ class MachineFabric(Fabric):
     def __init__(self, logs: Path, *settings: str):
         self.below = None
         super().__init__(logs)
+        if "infiniband" in settings:
+            self.gid_index = 0
+            self.env["TEST_GID_INDEX"] = "0"
         self.below = self._make_folder()
         # Another file, so that the loader takes it for another library.
         copy = self.below / "below.so"

@@ -87,6 +87,8 @@ pub struct PortAttr {
     pub link_layer: LinkLayer,
     /// InfiniBand: the port's LID; else 0.
     pub lid: u16,
+    /// InfiniBand: the port has 2 to this power of LIDs, of which `lid` is the first.
+    pub lmc: u8,
     /// InfiniBand: the LID of the subnet manager; else 0.
     pub sm_lid: u16,
 }

@@ -15,6 +15,9 @@ use unbroken_verbs::{
     UdAliases,
 };
 
+/// Begins the GIDs that stand for LIDs: of site-local addresses, which are out of use.
+const LID_PREFIX: [u8; 2] = [0xfe, 0xc0];
+
 struct Host {
     nics: Arc<HostNics>,
     runtime: PathBuf,
@@ -36,6 +39,15 @@ pub fn over(nics: Arc<HostNics>, runtime: &Runtime, bare: bool) -> Result<Box<dy
     let runtime = runtime.path().to_path_buf();
     let (name, aliases) = (host_name(), Arc::default());
     Ok(Box::new(Host { nics, runtime, name, logical, bare, aliases }))
+}
+
+/// A GID that stands for a LID: a prefix that no port has, the subnet's prefix, the LID.
+fn name_of_lid(subnet_prefix: u64, lid: u16) -> Gid {
+    let mut gid = [0; 16];
+    gid[..2].copy_from_slice(&LID_PREFIX);
+    gid[2..10].copy_from_slice(&subnet_prefix.to_be_bytes());
+    gid[14..].copy_from_slice(&lid.to_be_bytes());
+    Gid(gid)
 }
 
 fn host_name() -> String {
@@ -109,13 +121,15 @@ impl NicSet for Host {
         self.nics.port(i, port, usable)
     }
 
-    /// Only the subnet manager knows. A name for it, which no peer is entered under: such a QP
-    /// is connected as the program asks, and not protected.
-    fn gid_of_lid(&self, _i: usize, lid: u16) -> Result<Gid> {
-        let mut gid = [0; 16];
-        gid[..2].copy_from_slice(&[0xfe, 0xc0]);
-        gid[14..].copy_from_slice(&lid.to_be_bytes());
-        Ok(Gid(gid))
+    /// Only the subnet manager knows the GID of a LID. So one is made of the prefix of the subnet and
+    /// the port's first LID, under which peers enter their QPs, too. The LMC of a subnet's ports is
+    /// taken to be that of our own port.
+    fn gid_of_lid(&self, i: usize, lid: u16, global: Option<Gid>) -> Result<Gid> {
+        if let Some(gid) = global.filter(|gid| *gid != Gid::default()) {
+            return Ok(gid);
+        }
+        let first_lid = lid & !((1 << self.nics.lmc(i)) - 1);
+        Ok(name_of_lid(self.nics.gid(i).subnet_prefix(), first_lid))
     }
 
     fn open(&self, i: usize, sink: Arc<dyn EventSink>) -> Result<Arc<dyn Device>> {
@@ -164,5 +178,20 @@ impl NicSet for Host {
     fn place(&self, i: usize) -> Option<Place> {
         Place::of_device(&self.nics.sysfs(i).join("device"))
             .or_else(|| Place::of(Path::new("/sys"), &self.nics.interface(i)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_a_lid_is_of_its_subnet() {
+        let default = Gid([0xfe, 0x80, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2]).subnet_prefix();
+        let name = name_of_lid(default, 0x1234);
+        let text = std::net::Ipv6Addr::from(name.0).to_string();
+        assert_eq!(text, "fec0:fe80::1234");
+        assert_ne!(name, name_of_lid(default + 1, 0x1234));
+        assert_ne!(name, name_of_lid(default, 0x1235));
     }
 }

@@ -68,7 +68,7 @@ impl NicSet for Soft {
         self.nics.port(i, port, usable)
     }
 
-    fn gid_of_lid(&self, i: usize, lid: u16) -> Result<Gid> {
+    fn gid_of_lid(&self, i: usize, lid: u16, _global: Option<Gid>) -> Result<Gid> {
         self.nics.gid_of_lid(i, lid)
     }
 

@@ -16,8 +16,8 @@ pub trait Ports {
     fn link_layer(&self, port: u8) -> Result<LinkLayer>;
     /// How many GIDs a port has.
     fn gid_count(&self, port: u8) -> Result<usize>;
-    /// The GID of the port that has this LID.
-    fn gid_of_lid(&self, lid: u16) -> Result<Gid>;
+    /// The GID of the port that has this LID, which the address vector may name, too.
+    fn gid_of_lid(&self, lid: u16, global: Option<Gid>) -> Result<Gid>;
 }
 
 impl Ports for api::Context {
@@ -29,8 +29,8 @@ impl Ports for api::Context {
         Ok(self.port(port)?.gids.len())
     }
 
-    fn gid_of_lid(&self, lid: u16) -> Result<Gid> {
-        self.gid_of_lid(lid)
+    fn gid_of_lid(&self, lid: u16, global: Option<Gid>) -> Result<Gid> {
+        self.gid_of_lid(lid, global)
     }
 }
 
@@ -55,11 +55,14 @@ fn destination(attr: &ibv_ah_attr, ports: &impl Ports) -> Result<Gid> {
             "sgid_index {index}: this port has {count} GIDs (count from 0)"
         )));
     }
-    match (infiniband, attr.is_global != 0) {
-        (true, global) if attr.dlid != 0 || !global => ports.gid_of_lid(attr.dlid),
-        // SAFETY: all members of the union are plain bytes.
-        (_, true) => Ok(Gid(unsafe { attr.grh.dgid.raw })),
-        (_, false) => Err(Error::invalid(
+    // SAFETY: all members of the union are plain bytes.
+    let global = (attr.is_global != 0).then_some(Gid(unsafe { attr.grh.dgid.raw }));
+    match global {
+        _ if infiniband && (attr.dlid != 0 || global.is_none()) => {
+            ports.gid_of_lid(attr.dlid, global)
+        }
+        Some(gid) => Ok(gid),
+        None => Err(Error::invalid(
             "is_global is 0: RoCE addresses peers by GID, set is_global and grh.dgid",
         )),
     }
@@ -175,7 +178,7 @@ pub mod tests {
             Ok(2)
         }
 
-        fn gid_of_lid(&self, lid: u16) -> Result<Gid> {
+        fn gid_of_lid(&self, lid: u16, _global: Option<Gid>) -> Result<Gid> {
             (lid == 5).then_some(Gid([5; 16])).ok_or_else(|| Error::invalid(format!("LID {lid}")))
         }
     }

@@ -160,7 +160,7 @@ fn port_attr(api: &api::Context, port: u8) -> Result<ibv_port_attr> {
     a.active_speed = SPEED_EDR;
     a.phys_state = if p.state == PortState::Active { PHYS_LINK_UP } else { PHYS_DISABLED };
     a.link_layer = p.link_layer as u8;
-    (a.lid, a.sm_lid) = (p.lid, p.sm_lid);
+    (a.lid, a.lmc, a.sm_lid) = (p.lid, p.lmc, p.sm_lid);
     match p.link_layer {
         LinkLayer::Infiniband => a.subnet_timeout = SUBNET_TIMEOUT,
         LinkLayer::Ethernet => {

@@ -48,6 +48,11 @@ impl Gid {
         (bits >> 64) as u64 == SUBNET_PREFIX && bits as u64 & !u64::from(u32::MAX) == GUID_PREFIX
     }
 
+    /// InfiniBand: the prefix of the subnet that a port with this GID is in.
+    pub fn subnet_prefix(self) -> u64 {
+        (u128::from_be_bytes(self.0) >> 64) as u64
+    }
+
     /// The IP address behind the GID: IPv4 where the GID is mapped, or made of a port's GUID.
     pub fn to_ip(self) -> IpAddr {
         let v6 = Ipv6Addr::from(self.0);

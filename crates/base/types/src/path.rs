@@ -67,10 +67,11 @@ impl PathAttr {
         }
     }
 
-    /// What is wanted of this path, wanted of the one that leads from that port and GID to another
-    /// address of the peer. It goes by the GID: the LIDs are of this path alone.
-    pub const fn elsewhere(self, port: u8, sgid_index: u8, dest_gid: Gid) -> PathAttr {
-        PathAttr { port, sgid_index, dest_gid, grh: true, dlid: 0, src_path_bits: 0, ..self }
+    /// The same treatment on the path from another port and GID to another port of the peer.
+    /// `dlid` is that port's LID; 0 where it has none. A path without a LID needs a global header.
+    pub const fn elsewhere(self, port: u8, sgid_index: u8, dest_gid: Gid, dlid: u16) -> PathAttr {
+        let grh = self.grh || dlid == 0;
+        PathAttr { port, sgid_index, dest_gid, grh, dlid, src_path_bits: 0, ..self }
     }
 
     /// Whether all values are ones that packets can carry. What is not used is not looked at: the
@@ -165,9 +166,10 @@ mod tests {
         };
         let local = PathAttr { grh: false, dlid: 10, src_path_bits: 11, ..wanted };
         let to = Gid([12; 16]);
-        assert_eq!(
-            local.elsewhere(2, 3, to),
-            PathAttr { port: 2, sgid_index: 3, dest_gid: to, ..wanted }
-        );
+        let moved = PathAttr { port: 2, sgid_index: 3, dest_gid: to, ..wanted };
+        assert_eq!(local.elsewhere(2, 3, to, 0), moved, "without a LID the GID leads there");
+        assert_eq!(local.elsewhere(2, 3, to, 17), PathAttr { grh: false, dlid: 17, ..moved });
+        let global = PathAttr { grh: true, ..local };
+        assert_eq!(global.elsewhere(2, 3, to, 17), PathAttr { dlid: 17, ..moved });
     }
 }

@@ -257,6 +257,7 @@ mod tests {
             address: gid(1),
             control_qpn: 9,
             key_set: 0,
+            lid: 0,
             name: "a/0".into(),
             further_ports: vec![],
         };

@@ -2,17 +2,18 @@
 //! newer program can tell.
 //!
 //! ```text
-//! QP:       0  version = 6   8  process u64   16  incarnation u64   24  connection u32
+//! QP:       0  version = 7   8  process u64   16  incarnation u64   24  connection u32
 //!           28 NIC u32
 //!                                                                             32 bytes
-//! moved:    0  version = 6   8  process u64   16  GID now   32  QPN now u32   36  zero u32
+//! moved:    0  version = 7   8  process u64   16  GID now   32  QPN now u32   36  zero u32
 //!           40 GID shown
 //!                                                                             56 bytes
-//! process:  0  version = 6   1  NICs u8    4  pid u32    8  process u64, then for each NIC:
+//! process:  0  version = 7   1  NICs u8    4  pid u32    8  process u64, then for each NIC:
 //!           0  index u32     4  GID        20  address (a GID)    36  control QPN u32
-//!           40 set of keys u16              42  length of the name u8     43  name (UTF-8), then
-//!           number of further ports u8, and for each:  GID, control QPN u32
-//! key:      0  version = 6   8  the key    40  FNV-1a of what is before it, u64
+//!           40 set of keys u16   42  LID u16     44  length of the name u8
+//!           45 name (UTF-8), then number of further ports u8, and for each:
+//!              GID, control QPN u32, LID u16
+//! key:      0  version = 7   8  the key    40  FNV-1a of what is before it, u64
 //!                                                                             48 bytes
 //! ```
 //!
@@ -34,7 +35,7 @@ pub const MAX_PORTS: usize = 8;
 pub const MAX_NAME: usize = 63;
 
 /// The layout of the values.
-pub(crate) const VERSION: u8 = 6;
+pub(crate) const VERSION: u8 = 7;
 
 /// A NIC of a process: where its control messages are received.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +51,8 @@ pub struct NicRecord {
     /// Which set of keys it has ([`unbroken_types::NicKey`]); 0: keys are good on all NICs of the
     /// process.
     pub key_set: u16,
+    /// InfiniBand: the LID of its first port; else 0.
+    pub lid: u16,
     /// Its name, `a/0`.
     pub name: String,
     /// The ports behind the first one, in their order.
@@ -63,6 +66,8 @@ pub struct PortRecord {
     pub gid: Gid,
     /// The QPN of the UD control QP on it; 0: it has none (yet).
     pub control_qpn: u32,
+    /// InfiniBand: its LID; else 0.
+    pub lid: u16,
 }
 
 /// Where a process can be reached.
@@ -170,6 +175,7 @@ impl ProcessRecord {
             bytes.extend_from_slice(&nic.address.0);
             bytes.extend_from_slice(&nic.control_qpn.to_le_bytes());
             bytes.extend_from_slice(&nic.key_set.to_le_bytes());
+            bytes.extend_from_slice(&nic.lid.to_le_bytes());
             bytes.push(nic.name.len() as u8);
             bytes.extend_from_slice(nic.name.as_bytes());
             if nic.further_ports.len() >= MAX_PORTS {
@@ -183,6 +189,7 @@ impl ProcessRecord {
             for port in &nic.further_ports {
                 bytes.extend_from_slice(&port.gid.0);
                 bytes.extend_from_slice(&port.control_qpn.to_le_bytes());
+                bytes.extend_from_slice(&port.lid.to_le_bytes());
             }
         }
         Ok(bytes)
@@ -206,6 +213,7 @@ impl ProcessRecord {
             let address = Gid(take(&mut rest)?);
             let control_qpn = u32::from_le_bytes(take(&mut rest)?);
             let key_set = u16::from_le_bytes(take(&mut rest)?);
+            let lid = u16::from_le_bytes(take(&mut rest)?);
             let [length] = take(&mut rest)?;
             if usize::from(length) > MAX_NAME {
                 return None;
@@ -221,10 +229,20 @@ impl ProcessRecord {
                 Some(PortRecord {
                     gid: Gid(take(&mut rest)?),
                     control_qpn: u32::from_le_bytes(take(&mut rest)?),
+                    lid: u16::from_le_bytes(take(&mut rest)?),
                 })
             };
             let further_ports = (0..ports).map(|_| port()).collect::<Option<_>>()?;
-            nics.push(NicRecord { index, gid, address, control_qpn, key_set, name, further_ports });
+            nics.push(NicRecord {
+                index,
+                gid,
+                address,
+                control_qpn,
+                key_set,
+                lid,
+                name,
+                further_ports,
+            });
         }
         rest.is_empty().then_some((process, ProcessRecord { pid, nics }))
     }
@@ -292,17 +310,19 @@ mod tests {
     use proptest::prelude::*;
 
     fn nic() -> impl Strategy<Value = NicRecord> {
-        let port = (any::<[u8; 16]>(), any::<u32>())
-            .prop_map(|(gid, control_qpn)| PortRecord { gid: Gid(gid), control_qpn });
+        let port = (any::<[u8; 16]>(), any::<u32>(), any::<u16>())
+            .prop_map(|(gid, control_qpn, lid)| PortRecord { gid: Gid(gid), control_qpn, lid });
         let further = prop::collection::vec(port, 0..MAX_PORTS);
         let gids = any::<([u8; 16], [u8; 16])>();
-        (any::<u32>(), gids, any::<u32>(), any::<u16>(), "[a-z0-9/.é]{0,20}", further).prop_map(
-            |(index, (gid, address), control_qpn, key_set, name, further_ports)| NicRecord {
+        let numbers = (any::<u32>(), any::<u32>(), any::<u16>(), any::<u16>());
+        (numbers, gids, "[a-z0-9/.é]{0,20}", further).prop_map(
+            |((index, control_qpn, key_set, lid), (gid, address), name, further_ports)| NicRecord {
                 index,
                 gid: Gid(gid),
                 address: Gid(address),
                 control_qpn,
                 key_set,
+                lid,
                 name,
                 further_ports,
             },
@@ -371,6 +391,7 @@ mod tests {
             address: Gid::default(),
             control_qpn: 0,
             key_set: 1,
+            lid: 0,
             name: "x".repeat(64),
             further_ports: vec![],
         };
@@ -383,7 +404,8 @@ mod tests {
             .encode(1)
             .unwrap_err()
             .contains("64"));
-        let further_ports = vec![PortRecord { gid: Gid::default(), control_qpn: 0 }; MAX_PORTS];
+        let further_ports =
+            vec![PortRecord { gid: Gid::default(), control_qpn: 0, lid: 0 }; MAX_PORTS];
         let nic = NicRecord { further_ports, ..nic };
         assert!(ProcessRecord { pid: 1, nics: vec![nic] }
             .encode(1)

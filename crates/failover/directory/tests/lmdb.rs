@@ -29,8 +29,9 @@ fn process(pid: u32) -> ProcessRecord {
         address: gid(50 + index as u8),
         control_qpn: 0x10000 + index,
         key_set: 1,
+        lid: 0,
         name: format!("a/{index}"),
-        further_ports: vec![PortRecord { gid: gid(100 + index as u8), control_qpn: 7 }],
+        further_ports: vec![PortRecord { gid: gid(100 + index as u8), control_qpn: 7, lid: 9 }],
     };
     ProcessRecord { pid, nics: (0..4).map(nic).collect() }
 }

@@ -199,8 +199,9 @@ impl Context {
     }
 
     /// The GID of the InfiniBand port that has this LID, or why there is none.
-    pub fn gid_of_lid(&self, lid: u16) -> Result<Gid> {
-        self.core.nics.gid_of_lid(self.state.nic, lid)
+    /// `global`: the GID that the program names beside it.
+    pub fn gid_of_lid(&self, lid: u16, global: Option<Gid>) -> Result<Gid> {
+        self.core.nics.gid_of_lid(self.state.nic, lid, global)
     }
 
     /// EINVAL where a peer cannot be named as one to send to over that path.

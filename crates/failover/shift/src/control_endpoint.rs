@@ -17,7 +17,7 @@
 //! a datagram is copied out before it is looked at.
 
 use crate::lock::lock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use unbroken_failover_protocol::seal::{Key, SEAL_BYTES};
 use unbroken_types::{
@@ -69,6 +69,8 @@ pub struct ControlAddr {
     pub gid: Gid,
     /// The endpoint's QPN.
     pub qpn: u32,
+    /// InfiniBand: the LID of its port; else 0.
+    pub lid: u16,
     /// As the data to the peer.
     pub class: Class,
 }
@@ -77,7 +79,9 @@ pub struct ControlAddr {
 pub struct ControlEndpoint {
     qp: Arc<dyn DeviceQp>,
     cq: Arc<Cq>,
-    addr: ControlAddr,
+    gid: Gid,
+    /// The LID of the port, which the subnet manager may change.
+    lid: AtomicU16,
     /// The port, counted from 1.
     port: u8,
     /// Knows where the GID stands in the port's table: that changes when a link comes back.
@@ -122,7 +126,8 @@ impl ControlEndpoint {
             let _ = memory.dereg_mr(keys.lkey);
         })?;
         let endpoint = ControlEndpoint {
-            addr: ControlAddr { gid, qpn: qp.qpn(), class: Class::default() },
+            gid,
+            lid: AtomicU16::new(attr.lid),
             qp,
             cq,
             port,
@@ -220,7 +225,22 @@ impl ControlEndpoint {
 
     /// Where peers reach it.
     pub fn addr(&self) -> ControlAddr {
-        self.addr
+        let lid = self.lid.load(Ordering::Relaxed);
+        ControlAddr { gid: self.gid, qpn: self.qp.qpn(), lid, class: Class::default() }
+    }
+
+    /// The subnet manager may have given the port another LID. True: it has.
+    pub(crate) fn look_at_lid(&self) -> bool {
+        let lid = self.device.port(self.port).map(|attr| attr.lid);
+        lid.is_ok_and(|lid| self.lid.swap(lid, Ordering::Relaxed) != lid)
+    }
+
+    /// Whether packets from this port can reach that one: two InfiniBand ports must be in one
+    /// subnet, since the LID of the router between two is known to their subnet manager alone.
+    pub(crate) fn reaches(&self, to: &ControlAddr) -> bool {
+        let own = self.addr();
+        (own.lid == 0) == (to.lid == 0)
+            && (own.lid == 0 || own.gid.subnet_prefix() == to.gid.subnet_prefix())
     }
 
     /// Bytes of messages that fit into a datagram.
@@ -278,8 +298,8 @@ impl ControlEndpoint {
     fn dest(&self, to: ControlAddr) -> UdDest {
         let sgid_index = self.device.gid_index();
         let Class { sl, traffic_class } = to.class;
-        let (gid, qpn) = (to.gid, to.qpn);
-        UdDest { gid, qpn, qkey: QKEY, sgid_index, sl, traffic_class, ..UdDest::default() }
+        let ControlAddr { gid, qpn, lid: dlid, .. } = to;
+        UdDest { gid, qpn, qkey: QKEY, sgid_index, sl, traffic_class, dlid, ..UdDest::default() }
     }
 
     /// Hands the content of every datagram with a right seal to `each`, with the sender's address,
@@ -336,8 +356,8 @@ impl ControlEndpoint {
         let header = copy.first_chunk().and_then(Grh::parse);
         let opened = header.zip(key.open(&copy[GRH_BYTES..len]));
         if let Some((Grh { source, .. }, messages)) = opened {
-            let class = Class::default();
-            each(ControlAddr { gid: source, qpn: wc.src_qp, class }, messages);
+            let (class, lid) = (Class::default(), wc.slid);
+            each(ControlAddr { gid: source, qpn: wc.src_qp, lid, class }, messages);
         }
         opened.is_some()
     }

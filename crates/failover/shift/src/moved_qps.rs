@@ -110,7 +110,7 @@ pub(crate) fn tell_all(core: &Core<Qp>) {
             let (from, to) =
                 (of(core.nics.gid(local), core.incarnation), of(nic.gid, *incarnation));
             let class = Class::default();
-            let addr = ControlAddr { gid: nic.gid, qpn: nic.control_qpn, class };
+            let addr = ControlAddr { gid: nic.gid, qpn: nic.control_qpn, lid: nic.lid, class };
             core.control.send(&core.nics, local, addr, &Message { from, to, body: Body::Moved });
         }
     }

@@ -58,8 +58,9 @@ pub trait NicSet: Send + Sync {
     fn attr(&self, i: usize) -> DeviceAttr;
     /// A port of NIC `i`, counted from 1, open or not, in the state that the caller knows.
     fn port(&self, i: usize, port: u8, usable: bool) -> Result<PortAttr>;
-    /// The GID of the InfiniBand port that has this LID, as NIC `i` knows it, or why there is none.
-    fn gid_of_lid(&self, i: usize, lid: u16) -> Result<Gid>;
+    /// The GID of the InfiniBand port that has this LID, as NIC `i` knows it, or one that stands for
+    /// it; or why there is none. `global`: the GID that the program names beside the LID.
+    fn gid_of_lid(&self, i: usize, lid: u16, global: Option<Gid>) -> Result<Gid>;
     /// Opens NIC `i`. A dead one can be opened again when it is healed.
     fn open(&self, i: usize, sink: Arc<dyn EventSink>) -> Result<Arc<dyn Device>>;
     /// Protection domains and regions, as the contexts of NIC `i` see them. A domain is good on

@@ -12,7 +12,7 @@ use crate::settings::Settings;
 use std::sync::{Arc, Mutex};
 use unbroken_directory::{NicRecord, PortRecord, ProcessRecord, MAX_PORTS};
 use unbroken_events::{NicCounters, NicStatus};
-use unbroken_types::{Gid, PdHandle};
+use unbroken_types::{Gid, PathAttr, PdHandle};
 use unbroken_verbs::{
     Capabilities, CompChannel, Device, DeviceAttr, EventSink, KeyAnswer, Leftovers, MemoryDomain,
     PortAttr, PortState, Result,
@@ -127,14 +127,21 @@ impl NicTable {
         self.nics.first_port(gid)
     }
 
-    /// The GID that peers of NIC `i` know it by, where a program connects QPs by that index of its
-    /// table and no `first_port` leads from there to the NIC's.
-    pub(crate) fn alias(&self, i: usize, sgid_index: u8) -> Option<Gid> {
+    /// The GID that peers know NIC `i` by, where a program connects a QP over that path and no
+    /// `first_port` leads from there to the NIC's. Peers may name an InfiniBand port by its LID
+    /// alone: then it is the GID that stands for the LID.
+    pub(crate) fn alias(&self, i: usize, path: &PathAttr) -> Option<Gid> {
+        let sgid_index = path.sgid_index;
         let is_own = |device: &Arc<dyn Device>| {
             (device.gid(), device.gid_index()) == (self.gid(i), sgid_index)
         };
         let own = self.device(i).as_ref().is_some_and(is_own);
-        let gid = if own { None } else { self.nics.gid_at(i, sgid_index) };
+        let lid = self.endpoint(i).map_or(0, |endpoint| endpoint.addr().lid);
+        let gid = match lid {
+            0 if own => None,
+            lid if lid != 0 && (own || !path.grh) => self.nics.gid_of_lid(i, lid, None).ok(),
+            _ => self.nics.gid_at(i, sgid_index),
+        };
         gid.filter(|gid| self.first_port(*gid) != self.gid(i))
     }
 
@@ -157,8 +164,8 @@ impl NicTable {
         self.nics.port(i, port, usable)
     }
 
-    pub(crate) fn gid_of_lid(&self, i: usize, lid: u16) -> Result<Gid> {
-        self.nics.gid_of_lid(i, lid)
+    pub(crate) fn gid_of_lid(&self, i: usize, lid: u16, global: Option<Gid>) -> Result<Gid> {
+        self.nics.gid_of_lid(i, lid, global)
     }
 
     /// Protection domains and regions as contexts of NIC `i` see them.
@@ -343,6 +350,14 @@ impl NicTable {
         Ok(())
     }
 
+    /// The subnet manager may have given ports of NIC `i` other LIDs. True: it has, and peers have
+    /// to be told.
+    pub(crate) fn look_at_lids(&self, i: usize) -> bool {
+        let endpoints = self.slots.get(i).map(|slot| lock(slot).endpoints.clone());
+        let changed = |changed, endpoint: Arc<ControlEndpoint>| endpoint.look_at_lid() | changed;
+        endpoints.unwrap_or_default().into_iter().fold(false, changed)
+    }
+
     /// Lets every NIC that takes control messages work in the caller's thread.
     pub(crate) fn drive_endpoints(&self) {
         for nic in 0..self.count() {
@@ -371,6 +386,7 @@ impl NicTable {
                 gid: self.gid(i),
                 address: self.nics.address(i),
                 control_qpn: self.endpoint(i).map_or(0, |e| e.addr().qpn),
+                lid: self.endpoint(i).map_or(0, |e| e.addr().lid),
                 key_set: self.key_set(i),
                 name: self.name(i),
                 further_ports: (1..self.port_count(i))
@@ -384,7 +400,8 @@ impl NicTable {
     fn port_record(&self, at: LocalPort) -> PortRecord {
         let endpoint = self.endpoint_of(at);
         let gid = endpoint.as_ref().map_or_else(|| self.gid_of(at), |e| e.addr().gid);
-        PortRecord { gid, control_qpn: endpoint.map_or(0, |e| e.addr().qpn) }
+        let (control_qpn, lid) = endpoint.map_or((0, 0), |e| (e.addr().qpn, e.addr().lid));
+        PortRecord { gid, control_qpn, lid }
     }
 
     /// The GID by which peers reach a port of ours.

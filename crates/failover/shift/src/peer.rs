@@ -31,8 +31,8 @@ pub(crate) struct PeerNic {
 
 impl PeerNic {
     /// Where it is reached: at port 1.
-    pub(crate) fn address(&self) -> Gid {
-        self.ports[0].gid
+    pub(crate) fn address(&self) -> ControlAddr {
+        self.ports[0]
     }
 }
 
@@ -105,9 +105,11 @@ impl Peer {
 
     /// What to believe of a path to it.
     pub(crate) fn liveness(&self, nics: &NicTable, path: SlotPath) -> Liveness {
+        let (own, control) = (nics.endpoint(path.local.into()), self.control(path.remote));
+        let reaches = own.zip(control).map(|(own, control)| own.reaches(&control));
         if !nics.usable(path.local.into()) {
             Liveness::NoNic
-        } else if self.control(path.remote).is_none() || self.health().is_dead(path) {
+        } else if control.is_none() || reaches == Some(false) || self.health().is_dead(path) {
             Liveness::Silent
         } else if self.health().is_shunned(path) {
             // As below.
@@ -153,9 +155,9 @@ impl Peer {
         nics.sort_by_key(|n| n.index);
         nics.iter().for_each(|n| self.keys.opened(n.index as u8, n.key_set));
         let ports = |n: &NicRecord| {
-            let at = |gid, qpn| ControlAddr { gid, qpn, class: Class::default() };
-            let first = at(n.address, n.control_qpn);
-            let further = n.further_ports.iter().map(|p| at(p.gid, p.control_qpn));
+            let at = |gid, qpn, lid| ControlAddr { gid, qpn, lid, class: Class::default() };
+            let first = at(n.address, n.control_qpn, n.lid);
+            let further = n.further_ports.iter().map(|p| at(p.gid, p.control_qpn, p.lid));
             std::iter::once(first).chain(further).collect()
         };
         let nic = |n: &NicRecord| PeerNic { name: n.name.clone(), gid: n.gid, ports: ports(n) };

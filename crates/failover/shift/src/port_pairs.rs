@@ -143,7 +143,7 @@ impl PathPorts<'_> {
             return;
         };
         let app = self.app.path.unwrap_or_default();
-        change.alternate = Some(app.elsewhere(pair + 1, device.gid_index(), to.gid));
+        change.alternate = Some(app.elsewhere(pair + 1, device.gid_index(), to.gid, to.lid));
         (change.rc.alternate, change.rc.migration) =
             (Some(self.timeout()), Some(PathMigState::Rearm));
     }

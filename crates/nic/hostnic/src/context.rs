@@ -220,6 +220,7 @@ impl Context {
             max_msg_sz: a.max_msg_sz,
             link_layer,
             lid: a.lid,
+            lmc: a.lmc,
             sm_lid: a.sm_lid,
         })
     }

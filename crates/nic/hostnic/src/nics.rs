@@ -81,6 +81,9 @@ fn only_others(
     Some(others).filter(|others| only && !others.is_empty())
 }
 
+/// The most LIDs of a port, as a power of 2: the field has three bits.
+const MAX_LMC: u8 = 7;
+
 /// What is known of a device, open or not.
 struct Nic {
     name: String,
@@ -88,6 +91,7 @@ struct Nic {
     attr: DeviceAttr,
     /// What it is called by, from the first to the last.
     gid: Gid,
+    lmc: u8,
     /// By which GID peers reach it now.
     address: Arc<Mutex<Gid>>,
     /// The context that it was looked at by, until it is opened.
@@ -189,6 +193,11 @@ impl HostNics {
     /// The GID that NIC `i` is called by. It stays.
     pub fn gid(&self, i: usize) -> Gid {
         self.nics[i].gid
+    }
+
+    /// InfiniBand: port 1 of NIC `i` had 2 to this power of LIDs when the NICs were looked at.
+    pub fn lmc(&self, i: usize) -> u8 {
+        self.nics[i].lmc.min(MAX_LMC)
     }
 
     /// The GID by which peers reach port 1 of NIC `i` now.
@@ -301,8 +310,10 @@ impl HostNics {
 
 impl Nic {
     fn of(context: Arc<Context>, choice: Option<&GidChoice>) -> Result<Nic> {
-        let gid = gids::first(&context.name, &context.port(1)?.gids, choice)?;
+        let port = context.port(1)?;
+        let gid = gids::first(&context.name, &port.gids, choice)?;
         Ok(Nic {
+            lmc: port.lmc,
             name: context.name.clone(),
             identity: Identity::of(&context),
             attr: context.attr()?,

@@ -75,6 +75,7 @@ pub(crate) fn port(
         max_msg_sz: MAX_MESSAGE_BYTES as u32,
         link_layer,
         lid: lid_of(ip, link_layer),
+        lmc: 0,
         sm_lid: if link_layer == LinkLayer::Infiniband { SM_LID } else { 0 },
     }
 }

@@ -24,6 +24,7 @@ fn record(control_qpn: u32) -> ProcessRecord {
         address: gid(50 + index as u8),
         control_qpn,
         key_set: 1,
+        lid: 0,
         name: format!("a/{index}"),
         further_ports: vec![],
     };

@@ -36,6 +36,7 @@ fn process(pid: u32) -> ProcessRecord {
         address: gid(50 + index as u8),
         control_qpn: 9,
         key_set: 1,
+        lid: 0,
         name: format!("a/{index}"),
         further_ports: vec![],
     };

@@ -1,6 +1,7 @@
 //! What the executor of a connected QP asks of this process: physical QPs, messages, events.
 
 use crate::backups::Backup;
+use crate::control_endpoint::ControlAddr;
 use crate::explain;
 use crate::fitness;
 use crate::peer::Peer;
@@ -103,7 +104,8 @@ impl Env for Io<'_> {
         let path = remote.and_then(|i| self.peer.nic(i)).map(|to| {
             let sgid_index =
                 self.qp.core.nics.device(*self.nic).map_or(0, |device| device.gid_index());
-            self.app.path.unwrap_or_default().elsewhere(1, sgid_index, to.address())
+            let ControlAddr { gid, lid, .. } = to.address();
+            self.app.path.unwrap_or_default().elsewhere(1, sgid_index, gid, lid)
         });
         if let Some(nic) = remote {
             let default = self.default_remote.unwrap_or(nic);

@@ -155,12 +155,12 @@ impl Qp {
     pub(super) fn path_from_here(&self, g: &Gate, path: PathAttr) -> PathAttr {
         let moved = g.link.as_ref().is_some_and(|l| l.executor().lqp().epoch() > 0);
         match moved.then(|| g.phys.query().attrs.path).flatten() {
-            Some(now) => path.elsewhere(now.port, now.sgid_index, now.dest_gid),
+            Some(now) => path.elsewhere(now.port, now.sgid_index, now.dest_gid, now.dlid),
             None if g.nic == self.nic => path,
             None => {
                 let sgid_index =
                     self.core.nics.device(g.nic).map_or(0, |device| device.gid_index());
-                path.elsewhere(1, sgid_index, path.dest_gid)
+                path.elsewhere(1, sgid_index, path.dest_gid, path.dlid)
             }
         }
     }

@@ -69,8 +69,14 @@ impl Qp {
             return status;
         }
         let (path, epoch) = self.path_and_epoch(&g);
-        let peer = match (g.app.path, g.app.rc.dest_qpn) {
-            (Some(path), Some(qpn)) => format!("{}:{qpn}", path.dest_gid),
+        let known = g.link.as_ref().map(|link| link.executor().lqp().peer());
+        let peer = match (g.app.path, g.app.rc.dest_qpn, known) {
+            // The name of its NIC, which is the peer's own name for itself, too.
+            (Some(_), Some(qpn), Some(peer)) => format!("{}:{qpn}", peer.gid),
+            (Some(path), Some(qpn), None) if path.dlid != 0 && !path.grh => {
+                format!("LID {}:{qpn}", path.dlid)
+            }
+            (Some(path), Some(qpn), None) => format!("{}:{qpn}", path.dest_gid),
             _ => String::new(),
         };
         let progress = g.phys.progress();

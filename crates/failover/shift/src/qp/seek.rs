@@ -122,9 +122,9 @@ impl Qp {
     }
 
     /// Where the program connects the QP by another GID of its port than the one that it is entered
-    /// under, peers name it by that one: it is entered under that, too.
+    /// under, or by LIDs, peers name it by that: it is entered under that, too.
     fn publish_alias(&self, g: &mut Gate, change: &QpModify) {
-        let named = change.path.and_then(|path| self.core.nics.alias(self.nic, path.sgid_index));
+        let named = change.path.and_then(|path| self.core.nics.alias(self.nic, &path));
         if g.alias != named {
             self.unpublish_alias(g);
         }

@@ -96,8 +96,8 @@ impl NicSet for Nics {
     fn port(&self, i: usize, port: u8, usable: bool) -> Result<PortAttr> {
         self.0.port(i, port, usable)
     }
-    fn gid_of_lid(&self, i: usize, lid: u16) -> Result<Gid> {
-        self.0.gid_of_lid(i, lid)
+    fn gid_of_lid(&self, i: usize, lid: u16, global: Option<Gid>) -> Result<Gid> {
+        self.0.gid_of_lid(i, lid, global)
     }
     fn open(&self, i: usize, sink: Arc<dyn EventSink>) -> Result<Arc<dyn Device>> {
         self.1.check(i)?;

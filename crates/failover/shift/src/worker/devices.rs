@@ -37,6 +37,9 @@ impl Worker {
             }
             DeviceEvent::PortActive(port) => self.port_active(nic, port),
             DeviceEvent::PortChanged(port, event) => {
+                if core.nics.look_at_lids(nic) {
+                    core.publish_process();
+                }
                 core.contexts.raise(nic, event as u32, AsyncElement::Port(port), |_| true);
             }
             DeviceEvent::QpChanged { qpn } => {
@@ -190,6 +193,7 @@ impl Worker {
             }
         }
         if core.settings.failover {
+            core.nics.look_at_lids(nic);
             core.publish_process();
             self.set_port(nic, port, true);
             // A NIC that was dead is back with all its ports that have a link.

@@ -62,6 +62,7 @@ impl Device for MockNic {
             max_msg_sz: 1 << 20,
             link_layer: LinkLayer::Ethernet,
             lid: 0,
+            lmc: 0,
             sm_lid: 0,
         })
     }
