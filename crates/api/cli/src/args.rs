@@ -291,13 +291,35 @@ others.")]
         )]
         device: DeviceKind,
     },
+    /// Join a network of several machines, over real interfaces
+    #[command(after_help = "Examples:
+  unbroken fabric join --address 10.0.0.1,10.0.1.1 --directory redis://lab
+  unbroken fabric join --address 10.0.0.2,10.0.1.2 --directory redis://lab \
+      --password-file ~/.redis-password
+
+Each machine, or pod, of the network does this once; programs need no option then. NIC n of each \
+machine must reach NIC n of the others, at UDP ports 4791 to 5046. `unbroken fabric down` leaves \
+it.")]
+    Join {
+        /// Addresses of interfaces of this machine, with commas: its NICs
+        #[arg(long, value_delimiter = ',', required = true, value_name = "ADDRESSES")]
+        address: Vec<std::net::IpAddr>,
+        /// The directory of the network: redis://, redis+sentinel:// or redis+cluster://
+        #[arg(long, value_name = "URL")]
+        directory: String,
+        /// A file with the password of the directory; else that which the environment names in
+        /// UNBROKEN_DIRECTORY_PASSWORD_FILE
+        #[arg(long, value_name = "FILE")]
+        password_file: Option<PathBuf>,
+    },
     /// Show hosts, NICs, addresses and states
     Show {
         /// One JSON object
         #[arg(long)]
         json: bool,
     },
-    /// Remove the fabric, its faults and counters (`unbroken reset` removes the whole folder)
+    /// Remove the fabric, its faults and counters, or leave the network that was joined
+    /// (`unbroken reset` removes the whole folder)
     Down {
         /// Also while programs use it
         #[arg(long)]

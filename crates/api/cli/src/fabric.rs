@@ -6,11 +6,17 @@ use unbroken_fabric::{
 };
 use unbroken_types::LinkLayer;
 
+use crate::joined::{self, Joined};
 use crate::output::{print, print_json, table, Result};
 use crate::place::{programs, Place};
 use unbroken_observe::{mark_drained, nic_statuses};
 
 pub(crate) fn up(runtime: &Runtime, hosts: &[String], nics: u8, kind: NicKind) -> Result {
+    if Joined::load(runtime)?.is_some() {
+        let what = "this runtime folder is of a network of several machines; leave it with \
+                    `unbroken fabric down`, or name another folder with --runtime";
+        return Err(what.to_string().into());
+    }
     let names: Vec<&str> = hosts.iter().map(String::as_str).collect();
     let wanted = Shape { kind, ..Shape::of(0, &names, nics) };
     let fabric = if runtime.fabric_toml().exists() {
@@ -40,6 +46,13 @@ pub(crate) fn up(runtime: &Runtime, hosts: &[String], nics: u8, kind: NicKind) -
 }
 
 pub(crate) fn show(place: &Place, json: bool) -> Result {
+    let joined = place.look()?.map(|runtime| Joined::load(&runtime)).transpose()?.flatten();
+    if let Some(joined) = joined {
+        return match json {
+            true => print_json(&serde_json::json!({ "joined": joined })),
+            false => print(&joined.line()),
+        };
+    }
     let fabric = place.fabric_or_error()?;
     let runtime = fabric.runtime();
     let mut nics = nic_statuses(runtime, Some(&fabric))?.nics;
@@ -115,5 +128,8 @@ pub(crate) fn down(runtime: &Runtime, force: bool) -> Result {
         )
         .into());
     }
-    Ok(Fabric::remove(runtime)?)
+    match joined::leave(runtime)? {
+        true => Ok(()),
+        false => Ok(Fabric::remove(runtime)?),
+    }
 }

@@ -23,6 +23,7 @@ mod fault;
 mod health;
 mod help;
 mod installed;
+mod joined;
 mod metrics;
 mod model;
 mod nic;
@@ -109,6 +110,9 @@ fn execute(args: Args) -> output::Result {
             FabricCommand::Up { hosts, nics, link_layer, mtu, ports, device } => {
                 let kind = NicKind { link_layer, mtu, ports, device };
                 fabric::up(&place.make()?, &hosts, nics, kind)
+            }
+            FabricCommand::Join { address, directory, password_file } => {
+                joined::join(&place.make()?, &address, &directory, password_file.as_deref())
             }
             FabricCommand::Show { json } => fabric::show(&place, json),
             FabricCommand::Down { force } => {

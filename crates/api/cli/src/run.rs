@@ -15,6 +15,7 @@ use unbroken_nics::HostNics;
 
 use crate::args::RunArgs;
 use crate::installed;
+use crate::joined::Joined;
 use crate::output::{Failure, Result};
 use crate::program;
 use crate::sanitizer::Sanitizers;
@@ -30,12 +31,14 @@ pub(crate) fn run(runtime: &Runtime, args: &RunArgs) -> Result {
     };
     let mut command = Command::new(name);
     command.args(arguments);
-    choose_nics(runtime, args, &mut command)?;
+    let joined = choose_nics(runtime, args, &mut command)?;
     command.env(environment::RUNTIME, runtime.path());
     let failover = !args.no_failover && environment::flag(environment::FAILOVER);
     take_faults(args.faults, failover, &mut command)?;
-    if let Some(directory) = &args.directory {
-        command.env(DEFAULT_VARIABLE, directory);
+    match (&args.directory, &joined) {
+        (Some(directory), _) => _ = command.env(DEFAULT_VARIABLE, directory),
+        (None, Some(joined)) => joined.name_directory(&mut command),
+        (None, None) => {}
     }
     if failover {
         check_directory(args.directory.as_deref())?;
@@ -86,18 +89,23 @@ fn take_faults(wanted: bool, failover: bool, command: &mut Command) -> Result {
     }
 }
 
-/// Tells the program which NICs it has. What is named here goes before what the environment names.
-fn choose_nics(runtime: &Runtime, args: &RunArgs, command: &mut Command) -> Result {
+/// Tells the program which NICs it has. What is named here goes before what the environment names,
+/// and that before the network that this machine has joined, which is given back if it is used.
+fn choose_nics(runtime: &Runtime, args: &RunArgs, command: &mut Command) -> Result<Option<Joined>> {
     let named_here = args.devices.is_some() || args.nics.is_some() || args.host.is_some();
     let or_from = |argument: &Option<String>, variable| {
         argument.clone().or_else(|| environment::text(variable).filter(|_| !named_here))
     };
-    let (mut devices, nics, mut host) = (
+    let (mut devices, mut nics, mut host) = (
         or_from(&args.devices, environment::DEVICES),
         or_from(&args.nics, environment::NICS),
         or_from(&args.host, environment::HOST),
     );
-    if devices.is_none() && nics.is_none() && host.is_none() {
+    let named = devices.is_some() || nics.is_some() || host.is_some();
+    let joined = if named { None } else { Joined::load(runtime)? };
+    if let Some(joined) = &joined {
+        nics = Some(joined.nics());
+    } else if !named {
         match host_devices() {
             names if names.is_empty() => host = Some("a".into()),
             names => {
@@ -128,7 +136,7 @@ fn choose_nics(runtime: &Runtime, args: &RunArgs, command: &mut Command) -> Resu
         Fabric::open(runtime)?.host(&host)?;
         command.env(environment::HOST, host).env_remove(environment::DEVICE);
     }
-    Ok(())
+    Ok(joined)
 }
 
 /// The RDMA devices that the kernel shows, or that the library opens which the environment names.

@@ -54,7 +54,9 @@ pub use record::{
 #[cfg(feature = "redis")]
 pub use redis::Redis;
 pub use servers::{Address, Servers};
-pub use settings::{RedisSettings, Settings, DEFAULT_VARIABLE};
+pub use settings::{
+    RedisSettings, Settings, DEFAULT_VARIABLE, PASSWORD_FILE_VARIABLE, PASSWORD_VARIABLE,
+};
 
 use error::Result;
 

@@ -25,8 +25,10 @@ use crate::servers::{self, Servers};
 
 /// The environment variable that names the directory.
 pub const DEFAULT_VARIABLE: &str = "UNBROKEN_DIRECTORY";
-const PASSWORD: &str = "UNBROKEN_DIRECTORY_PASSWORD";
-const PASSWORD_FILE: &str = "UNBROKEN_DIRECTORY_PASSWORD_FILE";
+/// The environment variable with the password of the directory.
+pub const PASSWORD_VARIABLE: &str = "UNBROKEN_DIRECTORY_PASSWORD";
+/// The environment variable that names a file with the password of the directory.
+pub const PASSWORD_FILE_VARIABLE: &str = "UNBROKEN_DIRECTORY_PASSWORD_FILE";
 
 pub(crate) const RIGHT: &str =
     "'lmdb', redis://[USER@]HOST[:PORT][/DB][?prefix=NAME&lease=SECONDS], \
@@ -109,10 +111,20 @@ impl Settings {
         if servers::split(text).is_ok_and(|(_, url)| url.password().is_some()) {
             return Err(DirectoryError::Setting(format!(
                 "directory: everybody can see a password on the command line; give it in \
-                 {PASSWORD_FILE} (the name of a file) or in {PASSWORD}"
+                 {PASSWORD_FILE_VARIABLE} (the name of a file) or in {PASSWORD_VARIABLE}"
             )));
         }
         Settings::parse(text)
+    }
+
+    /// As [`Settings::parse_public`], with the password in that file, if one is named.
+    pub fn parse_named(text: &str, password_file: Option<&Path>) -> Result<Settings> {
+        let Some(file) = password_file else { return Settings::parse_public(text) };
+        let file = file.to_str().ok_or_else(|| wrong("password file: is not UTF-8", RIGHT))?;
+        if servers::split(text).is_ok_and(|(_, url)| url.password().is_some()) {
+            return Settings::parse_public(text);
+        }
+        Settings::parse_with(text, |name| (name == PASSWORD_FILE_VARIABLE).then(|| file.into()))
     }
 
     fn parse_with(text: &str, env: impl Fn(&str) -> Option<String>) -> Result<Settings> {
@@ -150,7 +162,7 @@ impl Settings {
         if settings.user.is_some() && settings.password.is_none() {
             return Err(wrong(
                 "names a user but no password",
-                &format!("give it in {PASSWORD_FILE} or {PASSWORD}"),
+                &format!("give it in {PASSWORD_FILE_VARIABLE} or {PASSWORD_VARIABLE}"),
             ));
         }
         Ok(Settings::Redis(Box::new(settings)))
@@ -225,15 +237,15 @@ fn lease(text: &str) -> Result<Duration> {
 
 /// The password that the environment has, if it has one.
 fn password_from(env: impl Fn(&str) -> Option<String>) -> Result<Option<String>> {
-    let Some(file) = env(PASSWORD_FILE) else { return Ok(env(PASSWORD)) };
+    let Some(file) = env(PASSWORD_FILE_VARIABLE) else { return Ok(env(PASSWORD_VARIABLE)) };
     let text = std::fs::read_to_string(Path::new(&file));
     let text = text.map_err(|e| {
-        DirectoryError::Setting(format!("{PASSWORD_FILE}: cannot read {file}: {e}"))
+        DirectoryError::Setting(format!("{PASSWORD_FILE_VARIABLE}: cannot read {file}: {e}"))
     })?;
     let line = text.trim_end_matches(['\n', '\r']);
     if line.is_empty() {
         return Err(DirectoryError::Setting(format!(
-            "{PASSWORD_FILE}: {file} is empty; a line with the password is right"
+            "{PASSWORD_FILE_VARIABLE}: {file} is empty; a line with the password is right"
         )));
     }
     Ok(Some(line.into()))
@@ -284,7 +296,7 @@ mod tests {
             ("{lab}".into(), "unbroken".into())
         );
         let public = Settings::parse_public("redis+sentinel://me:secret@a,b/lab").unwrap_err();
-        assert!(public.to_string().contains(PASSWORD_FILE), "{public}");
+        assert!(public.to_string().contains(PASSWORD_FILE_VARIABLE), "{public}");
     }
 
     #[test]
@@ -306,7 +318,8 @@ mod tests {
             password(Settings::parse_with("redis://me@h", from_file).unwrap()),
             "of the file"
         );
-        let from_env = |name: &str| (name == PASSWORD).then(|| "of the environment".to_string());
+        let from_env =
+            |name: &str| (name == PASSWORD_VARIABLE).then(|| "of the environment".to_string());
         assert_eq!(
             password(Settings::parse_with("redis://h", from_env).unwrap()),
             "of the environment"
@@ -321,7 +334,7 @@ mod tests {
             "{shown}"
         );
         let public = Settings::parse_public("redis://me:secret@h").unwrap_err().to_string();
-        assert!(public.contains(PASSWORD_FILE) && !public.contains("secret"), "{public}");
+        assert!(public.contains(PASSWORD_FILE_VARIABLE) && !public.contains("secret"), "{public}");
     }
 
     #[test]

@@ -28,6 +28,7 @@ use self::directory::Folder;
 use self::machine::{Device, Roots};
 use self::report::{Line, Report};
 use crate::installed;
+use crate::joined::Joined;
 use crate::output::{print, print_json, Failure, Result};
 use crate::place::Place;
 
@@ -140,9 +141,11 @@ fn ask_libibverbs(devices: &[Device]) -> (Answer, Vec<(String, Answer)>) {
 }
 
 fn look_at_directory(place: &Place, args: &DoctorArgs) -> Line {
-    let settings = match &args.directory {
-        Some(url) => Settings::parse_public(url),
-        None => Settings::from_env(),
+    let joined = place.look().ok().flatten().and_then(|runtime| Joined::load(&runtime).ok()?);
+    let settings = match (&args.directory, joined) {
+        (Some(url), _) => Settings::parse_public(url),
+        (None, Some(joined)) => joined.directory(),
+        (None, None) => Settings::from_env(),
     };
     let is_there = match place.look_closely() {
         Ok(found) => Ok(found.is_some()),
