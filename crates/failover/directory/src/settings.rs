@@ -304,7 +304,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let path = file.path().display().to_string();
         let from_file = |name: &str| match name {
-            PASSWORD_FILE => Some(path.clone()),
+            PASSWORD_FILE_VARIABLE => Some(path.clone()),
             _ => Some("not this".into()),
         };
         let empty = Settings::parse_with("redis://me@h", from_file).unwrap_err().to_string();
@@ -353,7 +353,7 @@ mod tests {
             ("redis://h?colour=red", "'colour'", "prefix, lease"),
             ("redis://h?ca=x", "without TLS", "rediss://"),
             ("rediss://h?cert=x", "one of cert", "both"),
-            ("redis://me@h", "no password", PASSWORD_FILE),
+            ("redis://me@h", "no password", PASSWORD_FILE_VARIABLE),
             ("redis://me:%ff@h", "password that is not UTF-8", "redis://"),
         ] {
             let error = Settings::parse_with(text, |_| None).unwrap_err().to_string();
