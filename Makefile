@@ -109,7 +109,7 @@ apt-test:
 		infiniband-diags libfabric-bin \
 		libopenmpi-dev hpcc qperf util-linux mount libisal2 python3-numpy valgrind gdb clang \
 		libclang-rt-14-dev pkg-config man-db python3-pip python3-setuptools python3-wheel \
-		iperf tgt libiscsi-dev fio dapl2-utils qemu-system-x86 librdmacm-dev \
+		iperf tgt libiscsi-dev fio dapl2-utils libucx-dev qemu-system-x86 librdmacm-dev \
 		prometheus python3-pyte python3-jsonschema python3-yaml chromium chromium-driver
 
 apt-figures:

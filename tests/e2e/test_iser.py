@@ -16,7 +16,6 @@ INITIATOR = "iqn.2026-01.com.example:initiator"
 # tgt's option for another one is refused, by any value (its parser looks at a stale errno).
 PORT = 3260
 SECONDS = 8
-LOGINS = 8
 DISK_BYTES = 32 << 20
 
 
@@ -48,19 +47,6 @@ def _target(fabric):
     return target
 
 
-def _log_in(fabric, args):
-    """An initiator that is logged in. tgt ends a login if the first command reaches it before the
-    acknowledgement of its own answer, which nothing in InfiniBand forbids: so initiators try again,
-    open-iscsi eight times."""
-    for attempt in range(LOGINS):
-        client = fabric.run("a", args, f"a-disk-{attempt}")
-        wait_until(lambda: client.ended() or client.output(), 30, "the login")
-        if not client.output().startswith("login:"):
-            return client
-        client.wait(30)
-    raise Failure(f"no login in {LOGINS} attempts")
-
-
 @pytest.mark.root
 @pytest.mark.parametrize("fault, carrier", FAULTS.items())
 def test_disk(logs, note, fault, carrier):
@@ -72,7 +58,7 @@ def test_disk(logs, note, fault, carrier):
     with Fabric(logs, "--hosts", "a,b", "--nics", "2") as fabric:
         _target(fabric)
         url = f"iser://{address(fabric, 'b/0')}:{PORT}/{TARGET}/1"
-        client = _log_in(fabric, [program, url, INITIATOR, SECONDS])
+        client = fabric.run("a", [program, url, INITIATOR, SECONDS], "a-disk")
         moving = lambda: fabric.nics()["a/0"]["rx_bytes"] > 1_000_000
         wait_until(lambda: client.ended() or moving(), 30, "blocks")
         before = fabric.nics()[carrier]["rx_bytes"]

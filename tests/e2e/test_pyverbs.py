@@ -44,9 +44,10 @@ DEVICE = "unb0"
 Result = collections.namedtuple("Result", "how why")
 # Whether failover is on, how the fabric is made, and the GID that leads to peers.
 Mode = collections.namedtuple("Mode", "failover settings gid_index")
+HOSTS = ["--hosts", "a,b"]
 MODES = {
-    "no-failover": Mode(False, [], "0"),
-    "failover": Mode(True, [], "0"),
+    "no-failover": Mode(False, HOSTS, "0"),
+    "failover": Mode(True, HOSTS, "0"),
     "plain": Mode(False, ["--device", "plain"], "3"),
 }
 
@@ -96,7 +97,8 @@ class Steps:
         ours, theirs = os.pipe()
         options = [] if mode.failover else ["--no-failover"]
         command = [str(UNBROKEN), "run", *options, "--host", "a", "--", PYTHON, str(PROCESS)]
-        command += [str(theirs), str(folder), DEVICE, mode.gid_index, *args]
+        address = fabric.nics()[f"a/{DEVICE[-1]}"]["addr"]
+        command += [str(theirs), str(folder), DEVICE, mode.gid_index, address, *args]
         with open(log, "ab") as out:
             self.popen = subprocess.Popen(
                 command,
@@ -211,7 +213,7 @@ def suite(tmp_path_factory) -> tuple:
     folder, logs = unpack(tmp_path_factory.mktemp("pyverbs") / "suite"), tmp_path_factory.mktemp(
         "list"
     )
-    with Fabric(logs) as fabric:
+    with Fabric(logs, *HOSTS) as fabric:
         return folder, all_ids(fabric, folder, logs / "list.log")
 
 

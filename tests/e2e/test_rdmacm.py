@@ -68,6 +68,7 @@ SCENARIOS = [
     "wrong_commands",
     "not_blocking",
     "addresses",
+    "nobody_listens",
     "private_data",
     "rejections",
     "backlog",

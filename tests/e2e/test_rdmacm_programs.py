@@ -3,6 +3,7 @@ the other NIC when one fails, or its port, or its cable."""
 
 import pytest
 
+from lib.cc import compile_c
 from lib.fabric import Fabric
 from lib.ports import free_port, listens
 from lib.process import Failure, needs, wait_until
@@ -70,3 +71,36 @@ def test_dtest(logs, fault):
         for end in (server, client):
             if "PASSED" not in end.output():
                 raise Failure(f"{end.name}: {end.output().strip().splitlines()[-1]}")
+
+
+# libfabric's endpoints that connect: RC, and reliable datagrams over them.
+_FABRICS = {"msg": ("verbs", "msg"), "ofi_rxm": ("verbs;ofi_rxm", "rdm")}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("kind", _FABRICS)
+def test_libfabric(logs, kind, fault):
+    """fi_pingpong, which compares what it receives. libfabric looks for NICs among the interfaces of
+    the machine."""
+    needs("fi_pingpong", "libfabric-bin")
+    port, (provider, endpoint) = free_port(), _FABRICS[kind]
+    with Fabric(logs, *TWO) as fabric:
+        args = ["fi_pingpong", "-p", provider, "-e", endpoint, "-c", "-S", 65536, "-I", 1500]
+        server = fabric.run("b", [*args, "-B", port], "b-fi")
+        wait_until(lambda: server.ended() or listens(server.pid, port), 30, "fi_pingpong listens")
+        to = address(fabric, "b/0")
+        client = fabric.run("a", [*args, "-P", port, to], "a-fi")
+        _outlives(fabric, fault, server, client, "a")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_ucx(logs, note, fault):
+    """Two ends of UCX that connect by address. It uses both NICs at once (its rails)."""
+    port, program = free_port(), compile_c("ucx_sockaddr", "-lucp", "-lucs")
+    rc = {"UCX_TLS": "rc"}
+    with Fabric(logs, *TWO) as fabric:
+        server = serve(fabric, [program, port], port, env=rc)
+        to = address(fabric, "b/0")
+        client = fabric.run("a", [program, port, to, 6], "a-ucx", env=rc)
+        _outlives(fabric, fault, server, client, "a")
+        note(client.output().strip())

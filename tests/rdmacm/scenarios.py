@@ -123,6 +123,36 @@ def addresses(ip):
     assert channel.event("REJECTED").status == 8, "no such service"
 
 
+def nobody_listens(ip):
+    """A request is refused at once where nobody listens; where the port is bound, or the programs
+    are connected already, it waits for a listener for a moment."""
+    client = Channel()
+    begin = time.monotonic()
+    for _ in range(20):
+        client.create().ask(ip, 7777)
+        assert client.event("REJECTED").status == 8, "no such service"
+        client.create(UDP).ask(ip, 7777)
+        assert client.event("UNREACHABLE").status == 1, "no such service"
+    # Each would wait for a second.
+    assert time.monotonic() - begin < 20
+    # Bound, and listening after the request.
+    channel = Channel()
+    late = channel.create()
+    late.bind(ip, 7778)
+    client.create().ask(ip, 7778, qpn=8)
+    late.listen()
+    request(channel)[0].accept()
+    client.event("CONNECT_RESPONSE")
+    # Connected, and bound and listening after the request.
+    connected(ip, channel, 7778, Channel())
+    client.create().ask(ip, 7779, qpn=7)
+    later = channel.create()
+    later.bind(ip, 7779)
+    later.listen()
+    request(channel)[0].accept()
+    client.event("CONNECT_RESPONSE")
+
+
 def private_data(ip):
     """Private data arrive, and are refused where they do not fit."""
     channel, listener = listening()

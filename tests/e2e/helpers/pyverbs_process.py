@@ -1,8 +1,11 @@
 """Runs tests of rdma-core's pyverbs suite in this process and reports on a file
 descriptor, a line of JSON per step.
 
-    pyverbs_process.py FD FOLDER DEVICE GID_INDEX list      names all tests
-    pyverbs_process.py FD FOLDER DEVICE GID_INDEX run ID…   runs these, in this order
+    pyverbs_process.py FD FOLDER DEVICE GID_INDEX ADDRESS list      names all tests
+    pyverbs_process.py FD FOLDER DEVICE GID_INDEX ADDRESS run ID…   runs these, in this order
+
+ADDRESS is the device's: the suite would ask `ip` for that of its network interface, which an
+emulated NIC does not have.
 
 Runs under Debian's Python, since its pyverbs is compiled for that one.
 Steps: {"id"}, {"start"}, {"end", "how", "why"}.
@@ -62,7 +65,7 @@ def flat(suite):
 
 
 def main():
-    folder, device, gid_index, what, *ids = sys.argv[2:]
+    folder, device, gid_index, address, what, *ids = sys.argv[2:]
     sys.path.insert(0, folder)
     from args_parser import parser
 
@@ -74,6 +77,8 @@ def main():
         for test in flat(unittest.defaultTestLoader.loadTestsFromModule(tests)):
             report(id=test.id())
         return
+    connected = sys.modules["tests.test_rdmacm"].CMTestCase
+    connected._get_ip_mac = lambda self, *where: self.args.append([*where, address, None])
     result = Reporter()
     for name in ids:
         unittest.defaultTestLoader.loadTestsFromName(name).run(result)

@@ -74,6 +74,11 @@ impl Network {
         Ok(Network { runtime: config.runtime, host, own, fabric })
     }
 
+    /// Whether its NICs are emulated, and not addresses of interfaces.
+    pub fn is_emulated(&self) -> bool {
+        self.fabric.is_some()
+    }
+
     /// The runtime folder.
     pub fn runtime(&self) -> &Runtime {
         &self.runtime

@@ -43,6 +43,7 @@ mod dm;
 mod domain;
 mod ffi;
 mod hooks;
+mod interfaces;
 mod limits;
 #[cfg(target_arch = "x86_64")]
 mod loader;

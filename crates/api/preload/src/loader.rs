@@ -76,6 +76,8 @@ behind! {
     Fstat64 = c"fstat64";
     Fxstat = c"__fxstat";
     Fxstat64 = c"__fxstat64";
+    Getifaddrs = c"getifaddrs";
+    Freeifaddrs = c"freeifaddrs";
 }
 
 const COUNT: usize = NAMES.len();

@@ -43,6 +43,9 @@ const IMPORT: &str =
 const DMA_HANDLES: &str =
     "there are no handles of DMA: they are hints for PCIe and a processor's caches, which no \
      packet passes here";
+/// librdmacm refuses to pass on the options of no vendor, which a device without any would tell.
+const ECE: &str =
+    "there are no options of enhanced connection establishment: they are a vendor's hardware's";
 const COUNTERS: &str = "there are no completion counters: completions are in the completion queue";
 
 absent_verbs! {
@@ -58,6 +61,7 @@ absent_verbs! {
     ibv_qp_attach_comp_cntr(qp: *mut c_void, counter: *mut c_void, attr: *mut c_void): COUNTERS;
     ibv_attach_mcast(qp: *mut c_void, gid: *const c_void, lid: u16): MULTICAST;
     ibv_detach_mcast(qp: *mut c_void, gid: *const c_void, lid: u16): MULTICAST;
+    ibv_query_ece(qp: *mut c_void, ece: *mut c_void): ECE;
 }
 
 absent_objects! {
@@ -67,21 +71,6 @@ absent_objects! {
     ibv_import_pd(context: *mut c_void, handle: u32): IMPORT;
     ibv_import_mr(pd: *mut c_void, handle: u32): IMPORT;
     ibv_import_dm(context: *mut c_void, handle: u32): IMPORT;
-}
-
-/// Enhanced connection establishment agrees on options of a vendor's hardware. There are none here.
-#[no_mangle]
-unsafe extern "C" fn ibv_query_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
-    pass!(ibv_query_ece(qp, ece));
-    code("ibv_query_ece", || {
-        // SAFETY: a QP of ours and the caller's structure.
-        unsafe {
-            QpObj::of(qp)?;
-            deref(ece, "ece")?;
-            ece.write(ibv_ece { vendor_id: 0, options: 0, comp_mask: 0 });
-        }
-        Ok(())
-    })
 }
 
 /// No options may be set; to set none is right.

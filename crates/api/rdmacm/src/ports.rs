@@ -161,6 +161,11 @@ impl Ports {
         made.map(|_| Taken { path }).map_err(|e| errno(&e))
     }
 
+    /// Whether a process of that host has the port, for any address.
+    pub(crate) fn is_taken(&self, host: &str, space: PortSpace, port: u16) -> bool {
+        !self.owners(&self.folder(host, space, port)).is_empty()
+    }
+
     /// The owner of a port listens from now on.
     pub(crate) fn listen(&self, taken: &Taken) -> Result<()> {
         fs::write(&taken.path, LISTENS).map_err(|e| errno(&e))

@@ -12,7 +12,7 @@ use crate::ports::Ports;
 use crate::qp;
 use crate::transport::Transport;
 use early::Early;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use unbroken_cm::{Cm, Config, Output};
@@ -60,6 +60,8 @@ pub(crate) struct State {
     random: u64,
     looked_us: u64,
     early: Early,
+    /// NICs through which the program has connected.
+    used: HashSet<usize>,
 }
 
 impl State {
@@ -96,6 +98,7 @@ impl State {
             random,
             looked_us: now_us(),
             early: Early::default(),
+            used: HashSet::new(),
         })
     }
 

@@ -18,6 +18,8 @@ pub enum Mutation {
     ShiftMap,
     /// What an atomic found is not kept: its repeat gets no answer.
     ForgetAtomics,
+    /// Requests leave before the acknowledgement that is owed.
+    AckLate,
 }
 
 /// There is no rule to leave out.

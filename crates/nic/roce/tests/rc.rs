@@ -4,7 +4,7 @@ use crate::common::rc::*;
 use crate::common::*;
 use unbroken_roce::*;
 use unbroken_types::*;
-use unbroken_wire::{Op as WireOp, Packet};
+use unbroken_wire::{Ext, Op as WireOp, Packet};
 
 const OK: u32 = WcStatus::Success as u32;
 const FLUSH: u32 = WcStatus::WrFlushErr as u32;
@@ -306,6 +306,62 @@ fn fence_and_read_limit_hold_back() {
     let answers =
         p.trace[..fenced].iter().filter(|(_, b)| op(b) == WireOp::ReadResponseOnly).count();
     assert_eq!(answers, 6);
+}
+
+/// In each kind of turn, with room for all, and with room for one packet at a time.
+#[test]
+fn an_acknowledgement_leaves_before_the_answer() {
+    for (with_acks, room) in [(true, 100), (false, 100), (true, 1), (false, 1)] {
+        let mut p = pair(false);
+        p.recv(1, 1, &[sge(DST, 0, 10)]);
+        let message = request(&p, WireOp::SendOnly, 0, Ext::None, &[7; 10]);
+        let End { qp, mem, wcs, .. } = &mut p.ends[1];
+        qp.handle_packet(p.now_us, &Packet::parse(&message).unwrap(), mem, wcs);
+        assert!(qp.ack_owed());
+        p.post(1, &send(2, 2000));
+        let End { qp, mem, wcs, .. } = &mut p.ends[1];
+        let mut ops = Vec::new();
+        for _ in 0..3 {
+            let mut sink = VecSink { mem, room, packets: vec![] };
+            match with_acks {
+                true => qp.poll_transmit(p.now_us, &mut sink, wcs),
+                false => qp.poll_transmit_data(p.now_us, &mut sink, wcs),
+            };
+            let op = |(_, bytes): &(_, Vec<u8>)| Packet::parse(bytes).unwrap().bth.opcode.op;
+            ops.extend(sink.packets.iter().map(op));
+        }
+        assert_eq!(ops, [WireOp::Acknowledge, WireOp::SendFirst, WireOp::SendLast]);
+    }
+}
+
+/// ... but not before messages that leave together with it.
+#[test]
+fn an_acknowledgement_rides_behind_messages_of_one_length() {
+    use WireOp::{Acknowledge as Ack, SendOnly as Send};
+    let cases = [
+        (vec![100, 100], vec![Send, Send, Ack]),
+        (vec![100, 90, 90], vec![Send, Ack, Send, Send]),
+        (vec![0, 0], vec![Ack, Send, Send]),
+    ];
+    for (lens, expected) in cases {
+        let mut p = pair(false);
+        p.recv(1, 1, &[sge(DST, 0, 10)]);
+        let message = request(&p, WireOp::SendOnly, 0, Ext::None, &[7; 10]);
+        let End { qp, mem, wcs, .. } = &mut p.ends[1];
+        qp.handle_packet(p.now_us, &Packet::parse(&message).unwrap(), mem, wcs);
+        lens.iter().for_each(|len| p.post(1, &send(2, *len)));
+        let End { qp, mem, wcs, .. } = &mut p.ends[1];
+        let mut sink = VecSink { mem, room: 100, packets: vec![] };
+        qp.poll_transmit(p.now_us, &mut sink, wcs);
+        let op = |(_, bytes): &(_, Vec<u8>)| Packet::parse(bytes).unwrap().bth.opcode.op;
+        assert_eq!(sink.packets.iter().map(op).collect::<Vec<_>>(), expected);
+    }
+}
+
+#[test]
+#[cfg(feature = "mutants")]
+fn a_late_acknowledgement_is_noticed() {
+    assert!(notices(an_acknowledgement_leaves_before_the_answer, Mutation::AckLate));
 }
 
 #[test]

@@ -34,7 +34,7 @@ fn is_up(flags: u32) -> bool {
     flags & need == need
 }
 
-/// Calls `each` with name, flags, address and netmask of every interface address.
+/// Calls `each` with name, flags, address and netmask of every address of the machine's interfaces.
 fn for_each_address(
     mut each: impl FnMut(&str, u32, Option<IpAddr>, Option<IpAddr>),
 ) -> io::Result<()> {
@@ -50,8 +50,12 @@ fn for_each_address(
         let (entry, name) = unsafe { (&*at, CStr::from_ptr((*at).ifa_name)) };
         // SAFETY: as above.
         let (addr, mask) = unsafe { (ip_of(entry.ifa_addr), ip_of(entry.ifa_netmask)) };
-        each(&name.to_string_lossy(), entry.ifa_flags, addr, mask);
         at = entry.ifa_next;
+        // libunbroken.so shows programs emulated NICs as interfaces, and marks them so.
+        if addr.is_some() && !entry.ifa_data.is_null() {
+            continue;
+        }
+        each(&name.to_string_lossy(), entry.ifa_flags, addr, mask);
     }
     // SAFETY: the list came from getifaddrs and is not used any more.
     unsafe { libc::freeifaddrs(list) };

@@ -211,7 +211,9 @@ impl State {
         own.iter().find(|own| self.network.works(own)).or(own.first()).copied()
     }
 
-    /// A port of ours that leads there and works: on the same rail, if there is one.
+    /// A port of ours that leads there: on the same rail, if there is one. Its NIC works, or has
+    /// had connections before: a program makes all of them in the protection domain of one device,
+    /// and what it makes there works over the other NICs.
     fn choose_port(&self, ip: IpAddr, place: &Place) -> Option<OwnPort> {
         let Place::Host(_, rail) = place else {
             let own = self.network.own();
@@ -222,7 +224,8 @@ impl State {
             self.network.own().iter().filter(|p| p.port == 1).copied().collect();
         let count = own.len().max(1);
         let in_turn = || (0..count).filter_map(|step| own.get((rail + step) % count)).copied();
-        in_turn().find(|port| self.network.works(port)).or_else(|| in_turn().next())
+        let usable = |port: &OwnPort| self.used.contains(&port.nic) || self.network.works(port);
+        in_turn().find(usable).or_else(|| in_turn().next())
     }
 
     /// There is one way to each peer, which is known already.

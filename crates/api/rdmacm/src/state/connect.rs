@@ -151,6 +151,7 @@ impl State {
         };
         let connection = connection.map_err(errno)?;
         self.ids.connect(number, connection);
+        self.used.insert(via);
         if let Some(id) = self.ids.get_mut(number) {
             id.peer = process;
         }

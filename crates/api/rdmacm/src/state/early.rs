@@ -1,13 +1,15 @@
 //! Requests that come before somebody listens.
 //!
 //! Programs agree over one connection that they are about to make another, and then one listens and
-//! the other connects, without another word (perftest). A kernel needs a while to find addresses
-//! and routes and to make queue pairs, here all of that takes microseconds. So a port at which
-//! nobody listens is looked at for a moment before a request is refused.
+//! the other connects, without another word (perftest). Or a program binds to a port, tells its
+//! number, and then listens (qperf). A kernel needs a while to find addresses and routes and to make
+//! queue pairs, here all of that takes microseconds. So a request waits for a moment where the port
+//! is bound, or where a program here is connected with that host. Any other is refused at once.
 
 use super::State;
-use std::net::SocketAddr;
-use unbroken_cm::{ConnId, Event, Reason};
+use std::net::{IpAddr, SocketAddr};
+use unbroken_cm::{ConnId, Event, IpHeader, PortSpace, Reason};
+use unbroken_nics::Place;
 use unbroken_runtime::now_us;
 
 /// How long a listener is waited for.
@@ -53,16 +55,57 @@ impl Early {
 impl State {
     /// Nobody listens where this id wants to connect to.
     pub(super) fn wait_for_listener(&mut self, id: u32) {
-        if !self.seek(id, None) {
+        if !self.has_listener_soon(id) || !self.seek(id, None) {
             self.tell_refused(id, Reason::INVALID_SERVICE_ID);
         }
     }
 
     /// Nobody listens behind the loopback address, so it may still be any host's.
     pub(super) fn wait_for_host(&mut self, id: u32, destination: SocketAddr) {
-        if !self.seek(id, Some(destination)) {
+        let space = self.ids.get(id).map(|id| id.space);
+        let is_bound = |host: &String| {
+            space.is_some_and(|space| self.ports.is_taken(host, space, destination.port()))
+        };
+        let soon = self.is_connected_with(|_| true) || self.network.hosts().iter().any(is_bound);
+        if !soon || !self.seek(id, Some(destination)) {
             self.resolved(id, destination);
         }
+    }
+
+    /// Whether somebody may be about to listen where this id wants to connect to.
+    fn has_listener_soon(&self, id: u32) -> bool {
+        let Some(id) = self.ids.get(id) else { return false };
+        let (Some(target), Some(destination)) = (id.target, id.destination) else { return false };
+        let Some(Place::Host(host, _)) = self.network.locate(target) else { return false };
+        self.ports.is_taken(&host, id.space, destination.port())
+            || self.is_connected_with(|ip| self.is_same_host(ip, target))
+    }
+
+    /// Whether a program here is connected with one at such an address.
+    fn is_connected_with(&self, peer: impl Fn(IpAddr) -> bool) -> bool {
+        self.ids.any(|id| {
+            let state = id.connection.and_then(|connection| self.cm.state(connection));
+            let ip = id.target.or(id.destination.map(|address| address.ip()));
+            state == Some(unbroken_cm::State::Established) && ip.is_some_and(&peer)
+        })
+    }
+
+    fn is_same_host(&self, one: IpAddr, other: IpAddr) -> bool {
+        match (self.network.locate(one), self.network.locate(other)) {
+            (Some(Place::Host(one, _)), Some(Place::Host(other, _))) => one == other,
+            _ => one == other,
+        }
+    }
+
+    /// Whether a program here may be about to listen at a port that a peer asks for.
+    pub(super) fn listens_soon(&self, service_id: u64, private: &[u8]) -> bool {
+        let (Some((space, port)), Some(header)) =
+            (PortSpace::of_service(service_id), IpHeader::parse(private))
+        else {
+            return false;
+        };
+        self.ports.is_taken(self.network.host(), space, port)
+            || self.is_connected_with(|ip| self.is_same_host(ip, header.source))
     }
 
     fn seek(&mut self, id: u32, host_of: Option<SocketAddr>) -> bool {

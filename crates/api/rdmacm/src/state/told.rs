@@ -172,7 +172,7 @@ impl State {
         let Some(asked) = self.asked(service_id, private) else {
             match until_us {
                 Some(until_us) => self.hold_on(connection, event, until_us),
-                None if self.is_of_ports(service_id, private) && self.hold(connection, event) => {}
+                None if self.listens_soon(service_id, private) && self.hold(connection, event) => {}
                 None => {
                     let _ = self.cm.refuse(now_us(), connection);
                 }
@@ -232,11 +232,6 @@ impl State {
         }
         self.ids.remove(number);
         self.cm.drop_request(connection);
-    }
-
-    /// Whether a request is of a kind that somebody may come to listen for.
-    fn is_of_ports(&self, service_id: u64, private: &[u8]) -> bool {
-        PortSpace::of_service(service_id).is_some() && IpHeader::parse(private).is_some()
     }
 
     /// Who listens for a request.

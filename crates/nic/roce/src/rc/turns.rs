@@ -1,8 +1,15 @@
 //! What a QP sends in its turn: requests, and answers to those of its peer.
 
 use super::RcQp;
+use crate::connection::Connection;
 use crate::io::{MemError, PacketSink, Payload, SinkError};
+use crate::mutants::left_out;
+use crate::responder::Responder;
 use unbroken_types::{Completions, KeyChange, QpState, WcStatus};
+use unbroken_wire::Op;
+
+/// Bytes of an acknowledgement: BTH and AETH.
+const ACK_BYTES: usize = 12 + 4;
 
 /// A sink, and how many packets it has taken.
 struct Counted<'a, S: PacketSink + ?Sized> {
@@ -24,6 +31,58 @@ impl<S: PacketSink + ?Sized> PacketSink for Counted<'_, S> {
     }
 }
 
+/// A sink for requests: the acknowledgement that is owed leaves before the first of them. A program
+/// that answers what it has received would otherwise see its answer overtake the acknowledgement,
+/// and its peer would receive the answer before its own send completes. Nothing forbids that, but
+/// NICs do not do it, and programs rely on that (tgt drops a login).
+///
+/// Behind messages of one packet it may wait, if they are as long as the first: the shell sends all
+/// of them at once, and its peer's handles the acknowledgement first. So a ping-pong pays for one
+/// datagram, not two.
+struct AckFirst<'a, S: PacketSink + ?Sized> {
+    sink: &'a mut S,
+    responder: &'a mut Responder,
+    connection: &'a Connection,
+    owed: bool,
+    /// The length of the packets that it may wait behind.
+    together: Option<usize>,
+}
+
+/// Whether a request is a message of its own.
+fn is_whole(header: &[u8]) -> bool {
+    header.first().is_some_and(|op| {
+        !(Op::SendFirst as u8..Op::SendOnly as u8).contains(op)
+            && !(Op::WriteFirst as u8..Op::WriteOnly as u8).contains(op)
+            && *op != Op::SendLastInvalidate as u8
+    })
+}
+
+impl<S: PacketSink + ?Sized> AckFirst<'_, S> {
+    /// Whether the acknowledgement can leave together with this packet, though behind it.
+    fn may_wait(&mut self, header: &[u8], payload: &Payload<'_>) -> bool {
+        let len = header.len() + payload.len();
+        is_whole(header) && len > ACK_BYTES && *self.together.get_or_insert(len) == len
+    }
+}
+
+impl<S: PacketSink + ?Sized> PacketSink for AckFirst<'_, S> {
+    #[inline]
+    fn push(&mut self, header: &[u8], payload: Payload<'_>) -> Result<(), SinkError> {
+        if self.owed && !self.may_wait(header, &payload) {
+            if self.responder.transmit_ack(self.connection, self.sink) {
+                return Err(SinkError::Full);
+            }
+            self.owed = false;
+        }
+        self.sink.push(header, payload)
+    }
+
+    #[inline]
+    fn change_key(&mut self, change: &KeyChange) -> Result<(), MemError> {
+        self.sink.change_key(change)
+    }
+}
+
 impl RcQp {
     /// Sends requests, READ responses and the acknowledgement that is owed. True: the sink was
     /// full, there is more to send now.
@@ -36,7 +95,8 @@ impl RcQp {
         self.take_turns(now_us, sink, out, true)
     }
 
-    /// Sends requests and READ responses, and an acknowledgement only if it found no room before.
+    /// Sends requests and READ responses, and an acknowledgement only before requests, or if it found
+    /// no room before.
     pub fn poll_transmit_data(
         &mut self,
         now_us: u64,
@@ -46,9 +106,10 @@ impl RcQp {
         self.take_turns(now_us, sink, out, false)
     }
 
-    /// Requests, then answers; or, where those found no room behind requests the last time, the
-    /// other way round. Else what a QP has to send would keep its acknowledgements back until its
-    /// window is full, and so its peer, and each would stand still while the other sends.
+    /// Requests, then READ responses; or, where those found no room behind requests the last time,
+    /// the other way round. Else what a QP has to send would keep its answers back until its window
+    /// is full, and so its peer, and each would stand still while the other sends. The
+    /// acknowledgement leaves before requests, but not before a READ response that it implies.
     fn take_turns(
         &mut self,
         now_us: u64,
@@ -75,8 +136,7 @@ impl RcQp {
         }
         let more = self.transmit_requests(now_us, &mut sink, out);
         let before = sink.taken;
-        // One that the shell leaves out of this turn finds no room in it either.
-        let late = self.transmit_answers(&mut sink, out, acks) || more && self.ack_owed();
+        let late = self.transmit_answers(&mut sink, out, acks);
         self.answers_first = late && before > 0;
         more | late
     }
@@ -92,7 +152,10 @@ impl RcQp {
         if !matches!(self.state, QpState::Rts | QpState::Sqd) {
             return false;
         }
-        let more = match self.requester.transmit(now_us, &self.connection, sink, out) {
+        let owed = self.responder.ack_owed() && !left_out!(self.responder.mutation, AckLate);
+        let (responder, connection) = (&mut self.responder, &self.connection);
+        let mut sink = AckFirst { sink, responder, connection, owed, together: None };
+        let more = match self.requester.transmit(now_us, connection, &mut sink, out) {
             Ok(more) => more,
             Err(status) => {
                 self.requester_failed(status, out);

@@ -62,6 +62,24 @@ fn is_lossy(packet: &[u8], qps: &mut QpTable) -> bool {
     qps.get_mut(qpn as u16).is_some_and(|q| q.qpn == qpn && q.lossy)
 }
 
+/// Whether a packet of RC, whose first byte this is, is no answer to a request.
+fn is_request(first: u8) -> bool {
+    !(Op::ReadResponseFirst as u8..=Op::AtomicAcknowledge as u8).contains(&first)
+}
+
+/// The segments of a run, with their places. Requests and the acknowledgement behind them are one
+/// run, which costs its sender one system call. The acknowledgement is older than they are, so it is
+/// handled first: a program's send completes before it receives the answer.
+#[inline]
+fn in_turn(bytes: &[u8], segment: usize) -> impl Iterator<Item = (usize, &[u8])> {
+    let last = bytes.len().saturating_sub(1) / segment;
+    let ack = last > 0
+        && bytes[last * segment] == Op::Acknowledge as u8
+        && bytes.chunks(segment).take(last).all(|packet| is_request(packet[0]));
+    let turned = bytes.chunks(segment).enumerate().skip(last).take(usize::from(ack));
+    turned.chain(bytes.chunks(segment).enumerate().take(last + usize::from(!ack)))
+}
+
 impl Engine {
     /// Takes what waits at the ports' sockets, as much as a ring holds; gives how many datagrams of
     /// each.
@@ -150,7 +168,7 @@ impl Engine {
         let mut icrc = IcrcChecker::new(&flow, d.segment);
         let marks = d.marks;
         let mut qps = Receivers { qps, ready, rnr_queue, accounts, aliases, moved, id, marks };
-        for (place, segment) in d.bytes.chunks(d.segment).enumerate() {
+        for (place, segment) in in_turn(d.bytes, d.segment) {
             let credit = if credited { packet_cost(1, segment.len() as u64) } else { 0 };
             rx_count.credit += credit;
             if apart || !state.passes(port as u8 + 1) {
@@ -368,5 +386,29 @@ impl RxCount {
             Verdict::Stranger => self.strangers += 1,
             Verdict::Waits => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_acknowledgement_behind_requests_is_handled_before_them() {
+        use Op::{Acknowledge, ReadResponseLast, SendOnly, WriteMiddle};
+        let run = |ops: &[Op]| -> Vec<u8> {
+            let packet = |op: &Op| [*op as u8; 20];
+            let bytes: Vec<u8> = ops.iter().flat_map(packet).collect();
+            // The last one is shorter.
+            bytes[..bytes.len() - 4].to_vec()
+        };
+        let places = |ops: &[Op]| -> Vec<(usize, usize)> {
+            in_turn(&run(ops), 20).map(|(place, packet)| (place, packet.len())).collect()
+        };
+        assert_eq!(places(&[SendOnly, SendOnly, Acknowledge]), [(2, 16), (0, 20), (1, 20)]);
+        assert_eq!(places(&[Acknowledge]), [(0, 16)]);
+        assert_eq!(places(&[SendOnly, WriteMiddle]), [(0, 20), (1, 16)]);
+        // It says that the response before it was sent.
+        assert_eq!(places(&[ReadResponseLast, Acknowledge]), [(0, 20), (1, 16)]);
     }
 }
