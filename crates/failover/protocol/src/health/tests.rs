@@ -337,3 +337,12 @@ fn a_path_that_never_answers_is_probed_ever_less_often_and_may_be_trusted() {
     h.trust(B);
     assert!(!h.is_dead(B), "a queue pair has it as its own");
 }
+
+#[test]
+fn a_path_that_has_failed_is_not_alive_because_a_program_uses_it() {
+    let mut h = two_paths();
+    h.ask(0, A, 0);
+    run(&mut h, 0, 100, |_, p| (p == B).then_some(1));
+    h.trust(A);
+    assert!(h.is_dead(A), "it never answered and has failed");
+}
