@@ -62,8 +62,9 @@ fn a_dead_path_is_found_within_a_round_if_another_answers() {
 fn a_path_that_answers_lives_and_nobody_is_probed_further() {
     let mut h = two_paths();
     h.ask(0, A, 0);
-    assert_eq!(run(&mut h, 0, 300, |_, _| Some(1)), [(1, A, Verdict::Alive)]);
-    assert_eq!(h.poll_timeout(), None);
+    assert_eq!(run(&mut h, 0, 2, |_, _| Some(1)), [(1, A, Verdict::Alive)]);
+    assert_eq!(h.poll_timeout(), None, "the round ends with its last question");
+    assert_eq!(run(&mut h, 2, 300, |_, _| Some(1)), []);
     assert_eq!(h.ask(300_000, A, 299_000), Answer::Asked, "that was long ago");
 }
 
