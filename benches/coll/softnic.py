@@ -6,7 +6,10 @@ carries, so that NICs are what limits. `unbroken coll bench` repeats an operatio
 with one that dies (nic a/0 dead), with one that carries a quarter or a half (rate a/0), and with
 different rails lost at two hosts (nic a/0 and b/1 dead). The second half of each run counts, long
 after ranks plan with what is left. `unbroken plan` simulates the same cluster, operation, size and
-shape; it knows no headers, and rates count them."""
+shape; it knows no headers, and rates count them.
+
+With `--busy` the shortest operation of the second half counts. Before and after each run every rank
+sends to the next one over all NICs; how many times as long as planned that takes is `machine`."""
 
 import argparse
 import json
@@ -44,38 +47,50 @@ OPERATIONS_SLOW = 24
 LIMIT_S = 300
 # What is claimed, in docs/internals/collectives.md.
 BAR_PERCENT = 10.0
+# What shows how fast the machine is: nothing waits for anything else.
+PLAIN_OP, PLAIN_SIZE = "send-recv", "4M"
 
 
-def simulated_us(hosts: int, op: str, size: str, shape: str, state: str) -> float:
+def simulated_us(hosts: int, mbps: int, op: str, size: str, shape: str, state: str) -> float:
     """What the simulator says of one operation."""
     words = ["plan", "--hosts", hosts, "--gpus", 1, "--nics", NICS, "--rails-apart"]
-    words += ["--nic-rate", f"{RATES_MBPS[hosts]}M", "--size", size, "--shape", shape]
+    words += ["--nic-rate", f"{mbps}M", "--size", size, "--shape", shape]
     fails = [word for nic in STATES[state] for word in ("--fail", nic)] or ["--lost", 0]
     rows = said(*words, *fails)["collectives"]
     (row,) = (row for row in rows if row["collective"] == op)
     return next(one["us"] for one in row["strategies"] if one["strategy"] == "ours")
 
 
-def settled_us(times_us: list) -> float:
-    """The median time of the operations in the second half of a run."""
+def settled_us(times_us: list, is_busy: bool) -> float:
+    """The median time of the operations in the second half of a run; the shortest one where the
+    machine is busy. NICs with a rate make none too short."""
     half, passed, late = sum(times_us) / 2, 0, []
     for time_us in times_us:
         passed += time_us
         if passed > half:
             late.append(time_us)
-    return statistics.median(late)
+    return min(late) if is_busy else statistics.median(late)
 
 
-def measured(logs: Path, hosts: int, op: str, size: str, state: str, expected_us: float):
+def measured(
+    logs: Path,
+    hosts: int,
+    mbps: int,
+    op: str,
+    size: str,
+    state: str,
+    expected_us: float,
+    is_busy: bool,
+):
     """The time of an operation, µs, and its shape."""
-    names, mbps = "abcd"[:hosts], RATES_MBPS[hosts]
+    names = "abcd"[:hosts]
     operations = OPERATIONS_SLOW if state in SLOW_PERCENT else OPERATIONS
     seconds = max(LEAST_S, 2 * DIES_S + operations * expected_us / 1e6)
     with Fabric(logs, "--nics", NICS) as fabric:
         for nic in (f"{host}/{n}" for host in names for n in range(NICS)):
             fabric.fault(f"rate {nic} {mbps}Mbit")
         if state in SLOW_PERCENT:
-            fabric.fault(f"rate a/0 {mbps * SLOW_PERCENT[state] // 100}Mbit")
+            fabric.fault(f"rate a/0 {mbps * SLOW_PERCENT[state] * 10}Kbit")
         words = ["coll", "bench", "--hosts", ",".join(names), "--op", op, "--warmup", 1]
         words += ["--min", size, "--max", size, "--for", f"{seconds:.1f}s", "--json", "--each"]
         bench = fabric.start("bench", [UNBROKEN, *words, "--nic-mbps", mbps])
@@ -87,20 +102,45 @@ def measured(logs: Path, hosts: int, op: str, size: str, state: str, expected_us
     if line["wrong"] or (state in DYING and not line["failures"]):
         what = f"{line['wrong']} wrong bytes, {line['failures']} failures"
         raise Failure(f"{op} of {size}, {hosts} hosts, {state}: {what}")
-    return settled_us(line["times_us"]), line["shape"]
+    return settled_us(line["times_us"], is_busy), line["shape"]
 
 
-def compare(logs: Path, hosts: int, op: str, size: str, states: list, rounds: int) -> list:
+def delay(logs: Path, hosts: int, mbps: int) -> float:
+    """How many times as long as planned each rank takes to send to the next one while all NICs are
+    well: what the machine adds, which may have other work."""
+    planned_us = simulated_us(hosts, mbps, PLAIN_OP, PLAIN_SIZE, "direct", "healthy")
+    took_us, _ = measured(logs, hosts, mbps, PLAIN_OP, PLAIN_SIZE, "healthy", planned_us, True)
+    return took_us / planned_us
+
+
+def compare(
+    logs: Path,
+    hosts: int,
+    mbps: int,
+    op: str,
+    size: str,
+    states: list,
+    rounds: int,
+    is_busy: bool,
+) -> list:
     """An operation in some states, in turns; a row for each."""
     runs, shapes = {state: [] for state in dict.fromkeys(["healthy", *states])}, {}
-    guess_us = simulated_us(hosts, op, size, "direct", "healthy")
+    guess_us = simulated_us(hosts, mbps, op, size, "direct", "healthy")
+    machine, delays = {state: [] for state in runs}, []
+    if is_busy:
+        delays.append(delay(logs, hosts, mbps))
     for _ in range(rounds):
         for state, times in runs.items():
-            took_us, shapes[state] = measured(logs, hosts, op, size, state, guess_us)
+            took_us, shapes[state] = measured(
+                logs, hosts, mbps, op, size, state, guess_us, is_busy
+            )
             times.append(took_us)
+            if is_busy:
+                delays.append(delay(logs, hosts, mbps))
+                machine[state].append((delays[-2] + delays[-1]) / 2)
     rows = []
     for state, times in runs.items():
-        ours = simulated_us(hosts, op, size, shapes[state], state)
+        ours = simulated_us(hosts, mbps, op, size, shapes[state], state)
         ran, healthy = statistics.median(times), statistics.median(runs["healthy"])
         rows.append(
             {
@@ -113,9 +153,10 @@ def compare(logs: Path, hosts: int, op: str, size: str, states: list, rounds: in
                 "rounds_us": times,
                 "simulated_us": ours,
                 "percent": 100 * (ours / ran - 1),
+                "machine": statistics.median(machine[state]) if is_busy else None,
                 "ran_of_healthy": ran / healthy,
                 "simulated_of_healthy": ours
-                / simulated_us(hosts, op, size, shapes["healthy"], "healthy"),
+                / simulated_us(hosts, mbps, op, size, shapes["healthy"], "healthy"),
             }
         )
     return rows
@@ -140,6 +181,8 @@ def main() -> int:
     parser.add_argument("--size", metavar="SIZE,…", default=SIZES, help="as 4M,16M", **several)
     parser.add_argument("--state", metavar="NAME,…", default=["healthy", "dead", "slow"], **several)
     parser.add_argument("--rounds", type=int, default=3, help="runs of each; the median counts")
+    parser.add_argument("--mbps", type=int, help="a NIC's rate [by the number of hosts]")
+    parser.add_argument("--busy", action="store_true", help="the machine has other work")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     args = parser.parse_args()
     for hosts in args.hosts:
@@ -157,7 +200,10 @@ def main() -> int:
             for op in args.op:
                 for size in args.size:
                     with tempfile.TemporaryDirectory() as logs:
-                        found = compare(Path(logs), hosts, op, size, args.state, args.rounds)
+                        mbps = args.mbps or RATES_MBPS[hosts]
+                        found = compare(
+                            Path(logs), hosts, mbps, op, size, args.state, args.rounds, args.busy
+                        )
                     rows += found
                     if not args.json:
                         print("\n".join(map(shown, found)), flush=True)

@@ -44,3 +44,29 @@ def test_rows_of_all_figures_are_those_of_each():
     names = ("07", "08", "09", "10", "table2")
     each = [row for name in names for row in read(f"shift-{name}")["rows"]]
     assert read("shift") == each
+
+
+# Colours and dashes of the theme: a legend of more entries has two that look alike.
+MOST_KEYS = 8
+
+
+def figures_within(found):
+    """The figures that are kept in a JSON file, wherever they are in it."""
+    if isinstance(found, dict):
+        if "panels" in found:
+            yield found
+        found = list(found.values())
+    for one in found if isinstance(found, list) else []:
+        yield from figures_within(one)
+
+
+def test_legends_are_short():
+    """A figure names as many lines and bars as its readers can tell apart."""
+    seen = 0
+    for path in sorted((ROOT / "docs/figures").glob("*.json")):
+        for figure in figures_within(json.loads(path.read_text())):
+            parts = [part for p in figure["panels"] for part in p.get("lines", p.get("series", []))]
+            names = {part["name"] for part in parts} - {""}
+            assert len(names) <= MOST_KEYS, f"{path.name}: {sorted(names)}"
+            seen += 1
+    assert seen >= 20

@@ -259,6 +259,53 @@ def test_by_keyboard_alone_and_on_a_narrow_screen(logs):
             browser.picture(logs / "narrow.png")
 
 
+# Lines of three NICs: b/0 is what a/0 is but for 1 % of the peak, a/1 is another one.
+MERGED = """
+return import('/draw.js').then(({ merged }) => {
+  const line = (name, bps) => [name, bps.map((n, second) => [second, n])];
+  const all = [line('a/0', [900, 1000, 0]), line('a/1', [900, 500, 0]), line('b/0', [905, 990, 0])];
+  return merged(all, 1000).map(([names]) => names);
+});"""
+# The marks of the timeline that lie on the name of a lane or beyond the picture.
+MARKS_ON_NAMES = """
+const box = (e) => e.getBoundingClientRect();
+const names = [...document.querySelectorAll('#timeline text[text-anchor=end]')]
+  .filter((e) => !e.textContent.includes(':'));
+const edge = Math.max(...names.map((e) => box(e).right));
+const right = box(document.querySelector('#timeline svg')).right;
+return [...document.querySelectorAll('#timeline .bar, #timeline path')]
+  .filter((e) => box(e).left < edge || box(e).right > right).map((e) => e.textContent);"""
+
+
+def test_a_page_that_is_opened_late_shows_what_was_before(logs):
+    """Faults of before are in both pictures, events in the order of their times whatever the order
+    of the log, no mark lies on a lane's name, and NICs that carry the same are one line."""
+    with Fabric(logs, "--hosts", "a,b", "--nics", "2") as fabric:
+        fabric.fault("nic a/1 down")
+        fabric.fault("nic b/1 down")
+        [first, last] = fabric.events("fault")
+        # Written after both, it happened between them, as a switch that two processes tell of.
+        between = {"wall_us": (first["wall_us"] + last["wall_us"]) // 2}
+        between |= {"event": "port-down", "nic": "a/1", "time_us": last["time_us"], "pid": 1}
+        with open(fabric.path / "events.jsonl", "a") as log:
+            log.write(json.dumps(between) + "\n")
+        endpoint, _ = web(fabric, logs)
+        with Browser(logs) as browser:
+            browser.open(f"http://127.0.0.1:{endpoint.port}/")
+            marks = "[...document.querySelectorAll('#rates .event')].map((e) => e.textContent)"
+            browser.wait_for(f"return {marks}.length === 3", 20, "the chart has what was before")
+            told = browser.run(f"return {marks}")
+            assert ["a/1 down" in told[0], "a/1" in told[1], "b/1 down" in told[2]] == [True] * 3
+            lines = "return [...document.querySelectorAll('#events li')].map((e) => e.textContent)"
+            newest = browser.run(lines)
+            order = [next(n for n, what in enumerate(told) if what in line) for line in newest]
+            assert order == [2, 1, 0], newest
+            shown = browser.run("return document.querySelectorAll('#timeline .bar, path').length")
+            assert shown >= 3
+            assert browser.run(MARKS_ON_NAMES) == []
+            assert browser.run(MERGED) == ["a/0, b/0", "a/1"]
+
+
 @pytest.mark.timing
 @pytest.mark.serial
 def test_ten_thousand_queue_pairs(logs, note):

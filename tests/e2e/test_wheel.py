@@ -20,7 +20,7 @@ COMMAND = ("unbroken", "libunbroken.so", "unbroken-verifier")
 # Pages with programs that need nothing but the wheel, and their headings.
 EXAMPLES = {
     "python/unbroken/README.md": "What does a lost NIC cost?",
-    "docs/guide/collectives.md": "From Python",
+    "docs/guide/planning.md": "From Python",
 }
 VERSION = re.search(r'^version = "(.*)"', (ROOT / "Cargo.toml").read_text(), re.M).group(1)
 

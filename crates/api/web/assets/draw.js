@@ -189,7 +189,7 @@ export function merged(lines, peak) {
 export function rates(into, legend, all, span, marks) {
   const peak = Math.max(1, ...all.flatMap(([, points]) => points.map(([, bps]) => bps)));
   const lines = merged(all, peak);
-  if (lines.length === 0) {
+  if (lines.length === 0 && marks.length === 0) {
     into.replaceChildren(html("p", { class: "hint" }, "No NIC has carried anything of late."));
     legend.replaceChildren();
     return;

@@ -337,6 +337,19 @@ mod tests {
         assert!(y_of("low") > y_of("high") && y_of("first") < y_of("second"));
     }
 
+    /// A logarithmic axis has no 0 from which a bar could be long: its values are points.
+    #[test]
+    fn a_logarithmic_axis_has_no_bars() {
+        let mut figure = figure();
+        figure.panels.drain(..2);
+        let drawn = |figure: &Figure| figure.svg().unwrap().matches("<rect").count();
+        let with_bars = drawn(&figure);
+        let Panel::Bars(bars) = &mut figure.panels[0] else { unreachable!() };
+        bars.x = Axis::log("", 1.0, 100.0, Unit::Ms);
+        assert!(drawn(&figure) < with_bars, "points in the place of bars");
+        assert!(words(&figure.svg().unwrap()).contains(&"99 ms"));
+    }
+
     #[test]
     fn a_figure_can_be_kept() {
         let kept = serde_json::to_string(&figure()).unwrap();

@@ -1,11 +1,12 @@
-//! What an operation is taken for, so that ranks which disagree find out.
+//! Descriptions of operations, by which ranks notice that they disagree.
 //!
-//! Every frame says by a digest what its sender takes the operation for, and is not touched by a
-//! receiver that takes it for something else: what ranks disagree about is never summed. The
-//! receiver then tells all ranks its [`Description`], they tell theirs, and once all are known (or
-//! some time has passed) each rank finds the same first one that differs. Ranks that wait for each
-//! other without exchanging anything find out when they have waited for long. Where a rank could be
-//! done without having heard of all others, it waits until all agree ([`crate::consent`]).
+//! Every frame carries a digest of the operation as its sender understands it. A receiver with a
+//! different digest does not touch the data, so data about which ranks disagree is never summed.
+//! The receiver then sends its [`Description`] to all ranks, and they send theirs. Once all are
+//! known, or after a timeout, each rank finds the same first rank that differs. Ranks that wait for
+//! each other without exchanging anything notice after they have waited for a long time. If a rank
+//! could complete an operation without hearing from all others, it waits until all agree
+//! ([`crate::consent`]).
 
 use std::sync::Arc;
 
@@ -14,29 +15,29 @@ use unbroken_schedule::{Collective, Counts, DataType, Matrix, Operation, ReduceO
 use crate::codec::{Reader, Writer};
 use crate::Rank;
 
-/// What all ranks must agree on. Numbers that an operation does not have are 0.
+/// The properties on which all ranks must agree. Numbers that do not apply to an operation are 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Description {
-    /// Which operation, as [`Operation::name`] has them in alphabetical order; or the split of the
-    /// communicator.
+    /// The operation: its index among the names of [`Operation::name`] in alphabetical order; or
+    /// the split of the communicator.
     pub operation: u8,
-    /// Its type, as a position in [`DataType::ALL`].
+    /// Its type: the index in [`DataType::ALL`].
     pub data: u8,
-    /// How it reduces, as one more than a position in [`ReduceOp::ALL`].
+    /// Its reduction: the index in [`ReduceOp::ALL`], plus one.
     pub reduce: u8,
-    /// Its count; of different counts, a digest of them. Those of an AllToAll with a matrix are
-    /// known to no rank in full ([`Terms::counts`]).
+    /// Its count, or a digest of its counts. For an AllToAll with a matrix, no rank knows all
+    /// counts ([`Terms::counts`]).
     pub count: u64,
-    /// The root; of SendRecv the sender.
+    /// The root; for SendRecv, the sender.
     pub root: u32,
-    /// Of SendRecv the receiver.
+    /// For SendRecv, the receiver.
     pub to: u32,
-    /// Of SendRecv what a receive is matched with a send by. Ranks that differ in it alone do not
-    /// disagree: the one that is meant may be asked for yet.
+    /// For SendRecv, the tag by which receives match sends. Ranks that differ only in the tag do
+    /// not disagree: the program may still post the matching operation.
     pub tag: u64,
 }
 
-/// What is no operation of a program, but done as one, stands behind those that are.
+/// Internal operations follow those of programs.
 const NAMES: [&str; 9] = [
     "AllGather",
     "AllReduce",
@@ -48,28 +49,27 @@ const NAMES: [&str; 9] = [
     "SendRecv",
     SPLIT,
 ];
-/// A split gathers what ranks say of themselves, and is not to be mistaken for an AllGather of the
-/// program's.
+/// A split gathers data about ranks, and must not be mistaken for an AllGather of the program.
 const SPLIT: &str = "CommSplit";
 
-/// What a rank takes an operation for.
+/// An operation as a rank understands it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// What all ranks must agree on.
+    /// The properties on which all ranks must agree.
     pub description: Description,
-    /// Of an AllToAll with counts of its own for each pair: what this rank sends to each rank, then
-    /// what it awaits from each. Of blocks with a count each: these. Else nothing.
+    /// For an AllToAll with a count for each pair: what this rank sends to each rank, then what it
+    /// expects from each. For blocks with a count each: these counts. Otherwise empty.
     pub counts: Arc<[u64]>,
 }
 
-/// How ranks find out that all of them agree to an operation.
+/// How ranks find out that all of them agree on an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Agreed {
     /// Each rank's result depends on what every other one sends.
     Data,
-    /// All ranks say so, with this checksum of this one.
+    /// All ranks confirm it; this is the checksum of this rank.
     All(u64),
-    /// Nothing is transferred; the sender says so.
+    /// Nothing is transferred; the sender confirms it.
     Sender {
         /// The sender.
         from: Rank,
@@ -79,7 +79,7 @@ pub(crate) enum Agreed {
 }
 
 impl Terms {
-    /// What a rank takes a collective for, which is described so.
+    /// The terms of a collective with this description, at rank `me`.
     pub fn of(description: Description, collective: &Collective, me: Rank) -> Terms {
         let counts = match collective.operation() {
             Operation::AllToAll { counts: Matrix::Each(_) } => {
@@ -94,12 +94,12 @@ impl Terms {
         Terms { description, counts }
     }
 
-    /// What a rank has said.
+    /// The terms that a rank has sent.
     pub(crate) fn said(description: Description, counts: Vec<u64>) -> Terms {
         Terms { description, counts: counts.into() }
     }
 
-    /// Whether each pair of ranks has a count of its own.
+    /// Whether each pair of ranks has its own count.
     pub(crate) fn has_pairs(&self) -> bool {
         self.name() == Some("AllToAll") && !self.counts.is_empty()
     }
@@ -108,12 +108,12 @@ impl Terms {
         NAMES.get(usize::from(self.description.operation)).copied()
     }
 
-    /// What the rank sends to each, and awaits from each.
+    /// What the rank sends to each rank, and what it expects from each.
     fn pairs(&self) -> Option<(&[u64], &[u64])> {
         self.has_pairs().then(|| self.counts.split_at(self.counts.len() / 2))
     }
 
-    /// How it shows that all ranks agree.
+    /// How ranks find out that all agree.
     pub(crate) fn agreed(&self, me: Rank) -> Agreed {
         let Description { count, root, to, .. } = self.description;
         match self.name() {
@@ -130,7 +130,7 @@ impl Terms {
         }
     }
 
-    /// What comes to 0 over all ranks, if every pair agrees.
+    /// A checksum whose sum over all ranks is 0 if every pair agrees.
     fn checksum(&self, me: Rank) -> u64 {
         let Some((sends, awaits)) = self.pairs() else { return 0 };
         let of = |from: Rank, to: Rank, count: u64| match count {
@@ -155,7 +155,7 @@ impl Terms {
     }
 }
 
-/// A pair that does not agree about what it exchanges.
+/// A pair of ranks that disagree about the size of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Unequal {
     pub(crate) from: Rank,
@@ -164,7 +164,7 @@ pub(crate) struct Unequal {
     pub(crate) awaited: u64,
 }
 
-/// The first pair that does not agree, of the ranks that are known.
+/// The first pair that disagrees, among the ranks whose terms are known.
 pub(crate) fn first_unequal_pair(known: &[Option<Terms>]) -> Option<Unequal> {
     let pairs: Vec<_> = known.iter().map(|terms| terms.as_ref().and_then(Terms::pairs)).collect();
     for (from, sender) in pairs.iter().enumerate() {
@@ -190,7 +190,7 @@ fn digest(words: impl Iterator<Item = u64>) -> u64 {
 }
 
 impl Description {
-    /// Of a collective.
+    /// The description of a collective.
     pub fn of(collective: &Collective) -> Description {
         let of_counts = |counts: &Counts| match counts {
             Counts::Equal(count) => *count,
@@ -226,13 +226,13 @@ impl Description {
         }
     }
 
-    /// Of the split of the communicator, whatever each rank says in it.
+    /// The description of a split of the communicator, whatever data the ranks exchange in it.
     pub fn split() -> Description {
         let operation = NAMES.iter().position(|n| *n == SPLIT).map_or(u8::MAX, |k| k as u8);
         Description { operation, data: 0, reduce: 0, count: 0, root: 0, to: 0, tag: 0 }
     }
 
-    /// The same, where ranks are counted otherwise.
+    /// This description with other rank numbers.
     pub(crate) fn renumbered(self, of: &[Rank]) -> Description {
         let n = |rank: u32| of.get(rank as usize).map_or(rank, |rank| *rank as u32);
         match NAMES.get(usize::from(self.operation)) {
@@ -242,7 +242,7 @@ impl Description {
         }
     }
 
-    /// What frames carry of it.
+    /// The digest that frames carry.
     pub fn digest(&self) -> u64 {
         let small =
             u64::from(self.operation) | u64::from(self.data) << 8 | u64::from(self.reduce) << 16;
@@ -301,8 +301,8 @@ impl std::fmt::Display for Description {
     }
 }
 
-/// The first rank whose description differs from that of the lowest rank that is known, and that
-/// rank.
+/// Finds the lowest rank whose terms are known, and the first rank whose description differs from
+/// it.
 pub fn first_that_differs(known: &[Option<Terms>]) -> Option<(Rank, Rank)> {
     let mut known =
         known.iter().enumerate().filter_map(|(rank, t)| Some((rank, t.as_ref()?.description)));
@@ -394,7 +394,7 @@ mod tests {
         assert_eq!(first_unequal_pair(&said), None, "what it says is short");
     }
 
-    /// Where a rank could be done without the others, they are asked.
+    /// If a rank could complete without the others, it asks them.
     #[test]
     fn ranks_are_asked_where_data_does_not_show_that_they_agree() {
         let of = |operation| {

@@ -1,5 +1,5 @@
-//! Ranks that take an operation for different things: the part of an [`Engine`] that asks around
-//! and judges ([`crate::agree`]).
+//! Ranks that disagree about an operation: the part of an [`Engine`] that asks all ranks and
+//! decides ([`crate::agree`]).
 
 use crate::agree::{first_that_differs, first_unequal_pair, Terms, Unequal};
 use crate::engine::{Engine, HISTORY};
@@ -7,7 +7,7 @@ use crate::env::Env;
 use crate::message::News;
 use crate::{Failure, Rank};
 
-/// How long ranks are waited for that have not said what they take a disputed operation for.
+/// How long to wait for the descriptions of a disputed operation.
 const DISPUTE_US: u64 = 1_000_000;
 
 impl Engine {
@@ -21,7 +21,7 @@ impl Engine {
         }
     }
 
-    /// Tells all what this rank takes an operation for, once.
+    /// Sends this rank's terms of an operation to all ranks, once.
     pub(crate) fn tell_takes(&mut self, number: u64, env: &mut impl Env) {
         let Some((_, terms)) = self.history.iter().find(|(n, _)| *n == number).cloned() else {
             return;
@@ -38,7 +38,7 @@ impl Engine {
         self.judge(number, env);
     }
 
-    /// Ranks that have not said what they take an operation for; none if they were not asked.
+    /// The ranks that have not sent their terms of an operation; empty if they were not asked.
     pub(crate) fn silent(&self, number: u64) -> Vec<Rank> {
         let Some(said) = self.said.get(&number).filter(|_| self.told.contains_key(&number)) else {
             return Vec::new();
@@ -46,7 +46,7 @@ impl Engine {
         (0..said.len()).filter(|rank| said[*rank].is_none()).collect()
     }
 
-    /// Finds out who differs, once all have spoken or have had the time to.
+    /// Finds the ranks that differ, once all have answered or the time is over.
     pub(crate) fn judge(&mut self, number: u64, env: &mut impl Env) {
         let Some(said) = self.said.get(&number) else { return };
         let waited = self.told.get(&number).is_some_and(|since| self.now_us > since + DISPUTE_US);
@@ -69,7 +69,7 @@ impl Engine {
     }
 }
 
-/// Who differs, of what was said of an operation.
+/// The ranks that differ, among the terms of an operation.
 pub(crate) fn differs(number: u64, said: &[Option<Terms>]) -> Option<Failure> {
     let of = |rank: Rank| said[rank].as_ref().map(|terms| terms.description);
     if let Some((first, other)) = first_that_differs(said) {

@@ -1,4 +1,4 @@
-//! What an engine asks of its surroundings. Nothing in it decides.
+//! The environment of an engine. It executes requests and makes no decisions.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::picture::Picture;
 use crate::run::Target;
 use crate::Rank;
 
-/// A frame's place: a slot of a stream, at the sender's end or the receiver's.
+/// The location of a frame: a slot of a stream, at the sender or the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Slot {
     /// The other end.
@@ -22,7 +22,7 @@ pub struct Slot {
     pub seq: u64,
 }
 
-/// A part of a message in the operation's buffers, or aside.
+/// A part of a message, in the operation's buffers or set aside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bytes {
     /// Where the message begins.
@@ -31,79 +31,79 @@ pub struct Bytes {
     pub lane: u32,
     /// The message.
     pub message: u32,
-    /// The first byte of the message that is meant.
+    /// The offset of the part in the message.
     pub offset: u64,
-    /// How many.
+    /// The length of the part in bytes.
     pub len: u64,
-    /// Bytes of the whole message.
+    /// The length of the whole message in bytes.
     pub total: u64,
 }
 
-/// The surroundings of an engine: memory, queue pairs, the connections out of band.
+/// The environment of an engine: memory, queue pairs, out-of-band connections.
 pub trait Env {
-    /// Puts a header, and `len` bytes of a slice from an offset on, into a slot that is to be sent.
+    /// Writes a header, and `len` bytes of a slice from an offset on, into a send slot.
     fn stage(&mut self, slot: Slot, header: &Header, data: Option<(Slice, u64, u32)>);
-    /// The header in a slot that came.
+    /// Reads the header of a received slot.
     fn header(&mut self, slot: Slot) -> [u8; HEADER_BYTES];
-    /// Takes a part of a message out of a slot that came.
+    /// Copies a part of a message out of a received slot.
     fn take(&mut self, slot: Slot, to: &Bytes);
-    /// Takes what lies aside of a message to where it is wanted now.
+    /// Copies a part of a message that was set aside to its destination.
     fn fetch(&mut self, to: &Bytes);
-    /// Copies, reduces, divides.
+    /// Copies, reduces or divides.
     fn compute(&mut self, work: &Work);
-    /// Sends a slot's first bytes to the same slot of the peer, with the notice of its frame.
+    /// Sends the first bytes of a slot to the same slot of the peer, with the frame's notice.
     /// `false`: the path has failed.
     fn post(&mut self, slot: Slot, rail: u8, bytes: u32) -> bool;
-    /// Sends a notice alone. `false`: the path has failed.
+    /// Sends only a notice. `false`: the path has failed.
     fn notify(&mut self, peer: Rank, rail: u8, notice: u32) -> bool;
-    /// Reads bytes of a slot that is to be sent.
+    /// Reads bytes of a send slot.
     fn copy_out(&mut self, slot: Slot, at: u32, len: u32) -> Vec<u8>;
-    /// Writes bytes into a slot that receives.
+    /// Writes bytes into a receive slot.
     fn copy_in(&mut self, slot: Slot, at: u32, bytes: &[u8]);
-    /// Makes this end of a path, over this NIC of the rank, and gives what the other end must know.
-    /// `None`: the NIC cannot. Of the path out of band: makes the slots, and gives nothing; `None`
-    /// if no NIC has a link.
+    /// Creates this end of a path over a NIC of the rank, and returns the address for the other
+    /// end. `None`: the NIC has failed. For the out-of-band path, creates the slots and returns an
+    /// empty address; `None` if no NIC has a link.
     fn open(&mut self, peer: Rank, path: u8, nic: u8) -> Option<Vec<u8>>;
-    /// Connects this end to the other. `false`: it cannot be.
+    /// Connects this end to the other. `false`: that failed.
     fn connect(&mut self, peer: Rank, rail: u8, address: &[u8]) -> bool;
-    /// Sends over a connected path what changes nothing; its completion shows that the path
-    /// carries. `false`: the path has failed.
+    /// Sends a test over a connected path, without any effect at the peer. Its completion proves
+    /// that the path works. `false`: the path has failed.
     fn test(&mut self, peer: Rank, rail: u8) -> bool;
-    /// Ends this end of a path: when it returns, nothing will come over it into a slot any more.
-    /// Notices that had come may still be given to the engine.
+    /// Destroys this end of a path. After it returns, no slot is written over the path any more.
+    /// Notices that arrived earlier may still reach the engine.
     fn close(&mut self, peer: Rank, rail: u8);
     /// Whether this rank's NIC of a rail is alive and its port has a link, as far as the NIC knows.
     fn has_link(&mut self, rail: u8) -> bool;
-    /// Makes an end of a probe, a queue pair of its own, and gives what the other end must know.
-    /// `None`: the NIC cannot.
+    /// Creates one end of a probe, a separate queue pair, and returns the address for the other
+    /// end. `None`: the NIC has failed.
     fn open_probe(&mut self, probe: ProbeId, rail: u8) -> Option<Vec<u8>>;
-    /// Connects it. `false`: it cannot be.
+    /// Connects it. `false`: that failed.
     fn connect_probe(&mut self, probe: ProbeId, address: &[u8]) -> bool;
-    /// Writes no bytes over it; the engine is told what came of it. `false`: the NIC fails it at
-    /// once.
+    /// Sends a zero-byte WRITE over it. The engine gets the result later. `false`: the NIC failed
+    /// it immediately.
     fn send_probe(&mut self, probe: ProbeId) -> bool;
-    /// Ends it.
+    /// Destroys it.
     fn close_probe(&mut self, probe: ProbeId);
-    /// Sends a message out of band. Where a rank cannot be reached, the engine is told that it is
-    /// lost.
+    /// Sends a message out of band. If the rank cannot be reached, the engine is informed that the
+    /// rank is lost.
     fn tell(&mut self, peer: Rank, message: &Message);
-    /// Something that people want to know of.
+    /// Reports an event for the log.
     fn note(&mut self, note: &Note);
 }
 
-/// A probe: its prober's number for it.
+/// The ID of a probe: the prober and its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProbeId {
-    /// Who probes.
+    /// The rank that probes.
     pub prober: Rank,
     /// The number.
     pub number: u32,
 }
 
-/// What becomes of paths and streams, for the log and for counting.
+/// An event of a path or a stream, for the log and for counters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Note {
-    /// A path carries.
+    /// A path works.
     Up {
         /// To whom.
         peer: Rank,
@@ -120,10 +120,10 @@ pub enum Note {
         rail: u8,
         /// Which life.
         life: u32,
-        /// Whether the other end has said so first.
+        /// Whether the other end reported it first.
         told: bool,
     },
-    /// A stream goes on elsewhere.
+    /// A stream continues on another path.
     Moved {
         /// To whom.
         peer: Rank,
@@ -131,14 +131,14 @@ pub enum Note {
         stream: u8,
         /// Over which rail.
         rail: u8,
-        /// Frames that are sent again.
+        /// The number of frames that are sent again.
         again: u64,
     },
-    /// A failure was located, by whichever rank.
+    /// A rank has located a failure.
     Located(Verdict),
-    /// A NIC is well again.
+    /// A NIC has recovered.
     Healed(Place),
-    /// Operations are planned with another picture of NICs from this one on.
+    /// Operations are planned with another picture from this one on.
     Replanned {
         /// The first operation.
         from: u64,

@@ -1,4 +1,4 @@
-//! Why a communicator is broken. All ranks are told, and every operation from then on says so.
+//! The reason why a communicator is broken. All ranks get it, and every later operation returns it.
 
 use thiserror::Error;
 
@@ -6,10 +6,10 @@ use crate::agree::Description;
 use crate::codec::{Reader, Writer};
 use crate::Rank;
 
-/// Why a communicator is broken.
+/// The reason why a communicator is broken.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Failure {
-    /// Ranks have asked for different operations.
+    /// Ranks have called different operations.
     #[error(
         "operation {number} is not the same at all ranks: rank {other} has {others}, rank {first} \
          has {its}"
@@ -21,12 +21,12 @@ pub enum Failure {
         first: Rank,
         /// What it has.
         its: Description,
-        /// The first rank that has something else.
+        /// The first rank that differs from it.
         other: Rank,
         /// What it has.
         others: Description,
     },
-    /// A rank sends another more than that awaits, or less.
+    /// A rank sends more or less than the receiver expects.
     #[error(
         "operation {number} is not the same at all ranks: rank {from} sends {sent} {} to rank {to}, \
          which awaits {awaited}", elements(*.data)
@@ -40,32 +40,32 @@ pub enum Failure {
         from: Rank,
         /// The receiver.
         to: Rank,
-        /// Elements that the sender has for it.
+        /// The number of elements that the sender sends.
         sent: u64,
-        /// Elements that the receiver awaits.
+        /// The number of elements that the receiver expects.
         awaited: u64,
     },
-    /// A process is gone.
+    /// A process has ended.
     #[error("the process of rank {rank} is gone")]
     Lost {
         /// The rank.
         rank: Rank,
     },
-    /// A rank has ended its communicator while others still want it.
+    /// A rank has destroyed its communicator while others still use it.
     #[error("rank {rank} has left the communicator after {done} operations")]
     Left {
         /// The rank.
         rank: Rank,
-        /// Operations of all ranks that it had done.
+        /// The number of operations of all ranks that it had completed.
         done: u64,
     },
-    /// A rank has given up, without an error of ours.
+    /// A rank has aborted the communicator.
     #[error("rank {rank} has aborted the communicator")]
     Aborted {
         /// The rank.
         rank: Rank,
     },
-    /// Nothing has gone on for the longest time that was allowed.
+    /// There was no progress for the longest permitted time.
     #[error("operation {number} stands still at rank {by}: nothing came from rank {from}, or was \
              taken by it, within {seconds} s{}", silent(.missing))]
     Stalled {
@@ -73,10 +73,10 @@ pub enum Failure {
         by: Rank,
         /// The operation.
         number: u64,
-        /// Whom it waits for.
+        /// The rank for which it waits.
         from: Rank,
-        /// Ranks that have not said that they have begun it, though all were asked; not always
-        /// known.
+        /// The ranks that did not confirm that they had started the operation, although all were
+        /// asked; not always known.
         missing: Vec<Rank>,
         /// For how long.
         seconds: u32,
@@ -93,7 +93,7 @@ pub enum Failure {
         /// For how long.
         seconds: u32,
     },
-    /// A rank has sent what cannot be.
+    /// A rank has sent an impossible message.
     #[error(
         "rank {rank} breaks the protocol, as rank {by} sees it (number {what}); all ranks must run \
          the same build"
@@ -101,23 +101,23 @@ pub enum Failure {
     Broke {
         /// The rank.
         rank: Rank,
-        /// Who has noticed.
+        /// The rank that noticed it.
         by: Rank,
-        /// What it was, for developers.
+        /// A description for developers.
         what: u32,
     },
 }
 
-/// Elements of a type, as a description has them.
+/// A number of elements of a type, from a description.
 fn elements(data: u8) -> String {
     let data = unbroken_schedule::DataType::ALL.get(usize::from(data));
     data.map_or("elements".into(), |data| format!("{data:?}"))
 }
 
-/// Ranks that are named; of more it is said how many.
+/// The most ranks that a message names; further ones are counted.
 const NAMED: usize = 16;
 
-/// Those who were asked and did not speak.
+/// The ranks that were asked and did not answer.
 fn silent(missing: &[Rank]) -> String {
     let named: Vec<String> =
         missing.iter().take(NAMED).map(|rank| format!("rank {rank}")).collect();
@@ -137,7 +137,7 @@ fn silent(missing: &[Rank]) -> String {
 }
 
 impl Failure {
-    /// This failure where ranks are counted otherwise: `of[k]` is the number of what was rank *k*.
+    /// This failure with other rank numbers: `of[k]` is the new number of rank *k*.
     #[must_use]
     pub fn renumbered(self, of: &[Rank]) -> Failure {
         let n = |rank: Rank| of.get(rank).copied().unwrap_or(rank);

@@ -1,8 +1,8 @@
-//! Where a failure is: three points look at a path, and what they see decides.
+//! Locates a failure: three points examine a path, and their observations decide.
 //!
-//! A path joins a NIC of one host with the NIC of another on the same rail. When it fails, each end
-//! looks at its own NIC, each probes the other, and a third host's NIC on the rail probes both.
-//! Probes are zero-byte WRITEs over queue pairs of their own.
+//! A path connects NICs of two hosts on the same rail. When it fails, each end checks its own NIC
+//! and probes the other, and a third host's NIC on the rail probes both. Probes are zero-byte
+//! WRITEs over separate queue pairs.
 //!
 //! | near NIC | far NIC | aux to near | aux to far | verdict |
 //! | --- | --- | --- | --- | --- |
@@ -13,24 +13,24 @@
 //! | well | well | silent | silent | the switch between (or, if the third host reaches nobody else either, its own cable: not told apart) |
 //! | well | well | answers | answers | nothing, if the ends reach each other again: only the queue pair had failed; else between the two |
 //!
-//! Without a third host a cable and the switch cannot be told apart: the verdict is *between*.
+//! Without a third host, a cable and the switch cannot be distinguished: the verdict is *between*.
 
 use crate::codec::{Reader, Writer};
 use crate::Rank;
 
-/// What came of a probe.
+/// The result of a probe.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Outcome {
-    /// Nobody has probed, or the one who should have could not.
+    /// There was no probe, or the prober was not able to send it.
     #[default]
     Unknown,
     /// It was answered.
     Answers,
-    /// No answer within the time.
+    /// There was no answer in time.
     Silent,
-    /// The NIC of the prober failed it at once.
+    /// The prober's own NIC failed the probe immediately.
     OwnNic,
-    /// The NIC of the one who was probed has said that it is dead, or its port down.
+    /// The probed NIC reported that it is dead or that its port is down.
     ItsNic,
 }
 
@@ -52,7 +52,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// This NIC where hosts are counted otherwise: `hosts[k]` is the number of what was host *k*.
+    /// This NIC with other host numbers: `hosts[k]` is the new number of host *k*.
     #[must_use]
     pub fn renumbered(self, hosts: &[u32]) -> Place {
         Place { host: hosts.get(self.host as usize).copied().unwrap_or(self.host), ..self }
@@ -67,27 +67,27 @@ impl Place {
     }
 }
 
-/// What the three points have seen of a path.
+/// The observations of the three points.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Evidence {
-    /// The process at the far end is gone.
+    /// The process at the far end has ended.
     pub gone: bool,
-    /// Of the near NIC itself: [`Outcome::OwnNic`] if it is dead or its port is down.
+    /// The near NIC itself: [`Outcome::OwnNic`] if it is dead or its port is down.
     pub near: Outcome,
-    /// Of the far NIC itself.
+    /// The far NIC itself.
     pub far: Outcome,
-    /// The ends' probe of each other, after the failure.
+    /// The probes of the two ends, after the failure.
     pub direct: Outcome,
     /// The third host's probe of the near NIC.
     pub aux_near: Outcome,
-    /// And of the far one.
+    /// The third host's probe of the far NIC.
     pub aux_far: Outcome,
 }
 
-/// What is wrong.
+/// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The process of the rank is gone.
+    /// The process of the rank has ended.
     Process(Rank),
     /// A NIC, or its port.
     Nic(Place),
@@ -95,13 +95,13 @@ pub enum Fault {
     Cable(Place),
     /// The switch of a rail.
     Switch(u8),
-    /// Something between two NICs: there is no third host on the rail that could tell what.
+    /// A component between two NICs: no third host on the rail can determine which one.
     Between(Place, Place),
-    /// Nothing any more: the queue pair alone had failed.
+    /// No fault remains: only the queue pair had failed.
     QueuePair(Place, Place),
 }
 
-/// A fault that ranks have found, and when they see it over.
+/// A fault, and the rank that found it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// The rank that found it.
@@ -110,7 +110,7 @@ pub struct Verdict {
     pub fault: Fault,
 }
 
-/// The verdict.
+/// Determines the fault.
 pub fn locate(evidence: &Evidence, near: Place, far: Place, peer: Rank) -> Fault {
     use Outcome::{Answers, ItsNic, OwnNic, Silent};
     let e = evidence;
@@ -137,8 +137,8 @@ pub fn locate(evidence: &Evidence, near: Place, far: Place, peer: Rank) -> Fault
 }
 
 impl Verdict {
-    /// This verdict where ranks and hosts are counted otherwise: `ranks[k]` is the number of what
-    /// was rank *k*, `hosts[k]` of what was host *k*.
+    /// This verdict with other numbers: `ranks[k]` is the new number of rank *k*, `hosts[k]` that
+    /// of host *k*.
     #[must_use]
     pub fn renumbered(self, ranks: &[Rank], hosts: &[u32]) -> Verdict {
         let n = |rank: Rank| ranks.get(rank).copied().unwrap_or(rank);
@@ -156,7 +156,7 @@ impl Verdict {
 }
 
 impl Fault {
-    /// The NICs that operations should do without, of hosts so many.
+    /// The NICs that operations should avoid, among this many hosts.
     pub fn places(&self, hosts: u32) -> Vec<Place> {
         match *self {
             Fault::Nic(place) | Fault::Cable(place) => vec![place],

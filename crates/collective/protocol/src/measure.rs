@@ -1,5 +1,5 @@
-//! The part of an [`Engine`] that measures what it sends, and reports it to rank 0, which makes a
-//! picture of it that all plan with ([`crate::views`]).
+//! The part of an [`Engine`] that measures rates and reports them to rank 0, which combines them
+//! into the picture with which all ranks plan ([`crate::views`]).
 //!
 //! | event | any rank | rank 0 |
 //! | --- | --- | --- |
@@ -18,17 +18,17 @@ use crate::rates::Rates;
 use crate::tree;
 use crate::Rank;
 
-/// A rank reports so often at most.
+/// The shortest interval between reports of a rank.
 const REPORTS_US: u64 = 100_000;
 
-/// What a rail that is slower than others has on its way takes no longer than this, so that what
-/// comes back on it, and has to wait behind as much, is not taken for lost; but for two frames to
-/// each rank, one of which is being carried while the other is acknowledged.
+/// The frames in flight on a rail that is slower than others take at most this time. Otherwise an
+/// acknowledgement that waits behind as much data would count as lost. Two frames to each rank are
+/// always allowed: one is in transit while the other is acknowledged.
 const ON_WAY_US: u64 = 20_000;
 const MORE_FRAMES: u32 = 2;
 
 impl Engine {
-    /// Something was posted over a path to a peer; a notice has no bytes.
+    /// Records a post over a path to a peer; a notice has no bytes.
     pub(crate) fn measure_post(&mut self, peer: Rank, at: usize, bytes: u32) {
         let now_us = self.now_us;
         if at >= self.rates.rails.len() {
@@ -43,7 +43,7 @@ impl Engine {
         }
     }
 
-    /// A path has failed, and what was on its way over it is lost.
+    /// Records that a path has failed, and its frames in flight are lost.
     pub(crate) fn measure_loss(&mut self, peer: Rank, at: usize) {
         let path = &mut self.peers[peer].paths[at];
         let frames = path.bytes.clear();
@@ -53,15 +53,15 @@ impl Engine {
         }
     }
 
-    /// The window of a rail that is slower than others, if it is.
+    /// The window of a rail, if it is slower than others.
     fn short_window(&self, at: usize) -> Option<u32> {
         self.rates.windows.get(at).copied().filter(|window| *window < self.config.window)
     }
 
-    /// Whether a rail has as much on its way as it may have.
+    /// Whether the window of a rail is full.
     ///
-    /// Where that is little, only frames count. What comes back over such a rail has to wait, so
-    /// credit, which waits for its acknowledgement as frames do, would take most of the room.
+    /// In a small window, only frames count. Acknowledgements on such a rail wait for a long time,
+    /// so credit messages, which also wait for theirs, would occupy most of the window.
     pub(crate) fn is_full(&self, at: usize) -> bool {
         match self.short_window(at) {
             Some(window) => self.rates.rails[at].frames() >= window,
@@ -69,7 +69,7 @@ impl Engine {
         }
     }
 
-    /// Whether a peer has half of what a rail may have on its way.
+    /// Whether a peer occupies half of the window of a rail.
     pub(crate) fn has_half(&self, peer: Rank, at: usize) -> bool {
         let path = &self.peers[peer].paths[at];
         match self.short_window(at) {
@@ -78,7 +78,7 @@ impl Engine {
         }
     }
 
-    /// What was posted over a path is complete; it was the first of what was on its way.
+    /// Records the completion of the oldest post over a path.
     pub(crate) fn measure(&mut self, peer: Rank, rail: u8) {
         if rail >= self.config.rails {
             return;
@@ -109,7 +109,7 @@ impl Engine {
         }
     }
 
-    /// A rank has measured something.
+    /// Handles a report.
     pub(crate) fn on_measured(&mut self, report: &Report, env: &mut impl Env) {
         match tree::father(self.config.me) {
             Some(father) => env.tell(father, &Message::Measured(report.clone())),
@@ -117,7 +117,7 @@ impl Engine {
         }
     }
 
-    /// Reports what has changed.
+    /// Reports measurements that have changed.
     pub(crate) fn tend_rates(&mut self, env: &mut impl Env) {
         let early = self.now_us < self.rates.said_us + REPORTS_US;
         if !self.config.measure || early || self.has_anyone_left() {
@@ -153,7 +153,7 @@ impl Engine {
         self.rates.heard.iter().all(Option::is_some)
     }
 
-    /// At rank 0: the picture that reports give, with this down.
+    /// At rank 0: the picture from all reports, with these NICs down.
     pub(crate) fn measured_picture(&mut self, down: &[u64]) -> Picture {
         if std::mem::take(&mut self.rates.fresh) {
             let Config { hosts, rails, .. } = &self.config;

@@ -1,49 +1,50 @@
-//! How fast NICs and paths are, and how long a message takes, measured by what is sent anyway.
+//! Measures the rates of NICs and paths, and the time of a message, from normal traffic.
 //!
-//! A line is measured from when it is given something to do until it has done all, or for long
-//! enough: what it has carried in that time it can carry, and more, since its last frame has to be
-//! acknowledged, and whoever looks may be late. So all measures are too low, and the rate follows
-//! them up at once and down slowly, the more slowly the less they have carried.
+//! A line is measured from the moment when it gets work until all of that work is done, or for a
+//! fixed time. It can carry at least what it has carried in that time. In fact it can carry more,
+//! because the last frame must still be acknowledged, and polls may be late. So all measurements
+//! are too low. The rate follows higher measurements immediately and lower ones slowly; the less
+//! data a measurement covers, the more slowly.
 //!
-//! How long a message takes is the least time of short frames that had their path to themselves. It
-//! grows slowly, so that it can become longer, too.
+//! The time of a message is the shortest time of a short frame that had its path to itself. It
+//! grows slowly, so that it can also increase.
 
 use std::collections::VecDeque;
 
-/// What is measured has carried so much at least, and taken so many times as long as a message.
+/// A measurement covers at least this many bytes, and takes at least this many times as long as a
+/// message.
 const LEAST_BYTES: u64 = 128 << 10;
 const LEAST_MESSAGES: u64 = 4;
-/// A rate is known after so many measures: one may have been late.
+/// A rate is known after this many measurements, because one may have been late.
 const LEAST_MEASURES: u32 = 3;
-/// A line that is always busy is measured anew when it has carried so much in so long.
+/// A line that is always busy starts a new measurement after this many bytes and this time.
 const MOST_BYTES: u64 = 1 << 20;
 const MOST_US: u64 = 100_000;
-/// How far a rate goes towards a measure that is higher, and at most towards one that is lower:
-/// in proportion to what that has carried, of so many bytes.
+/// The weight of a higher measurement, and the largest weight of a lower one: in proportion to the
+/// bytes that it covers, relative to this number.
 const UP: f64 = 0.25;
 const DOWN: f64 = 0.25;
 const DOWN_BYTES: f64 = (2 << 20) as f64;
-/// The longest frame that says how long a message takes.
+/// The longest frame that is used to measure the time of a message.
 const SHORT_BYTES: u32 = 4 << 10;
-/// What the least time grows by with each frame that took longer.
+/// The growth of the shortest time with each frame that took longer.
 const ALPHA_GROWS: f64 = 1.0 / 64.0;
 
-/// The rate of a line: a NIC's, or a path's.
+/// The rate of a line: a NIC or a path.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Meter {
-    /// Frames on their way.
+    /// Frames in flight.
     frames: u32,
-    /// Since when it is measured, if it is: what it has carried since then, it has carried in that
-    /// time.
+    /// The start of the current measurement, if there is one, and the bytes carried since then.
     since_us: Option<u64>,
     bytes: u64,
     mbps: Option<f64>,
-    /// Measures so far.
+    /// The number of measurements.
     measures: u32,
 }
 
 impl Meter {
-    /// A frame was posted.
+    /// Records that a frame was posted.
     pub(crate) fn posted(&mut self, now_us: u64) {
         if self.frames == 0 {
             (self.since_us, self.bytes) = (Some(now_us), 0);
@@ -51,7 +52,7 @@ impl Meter {
         self.frames += 1;
     }
 
-    /// A frame of so many bytes is complete. A message takes `alpha_us`.
+    /// Records the completion of a frame. A message takes `alpha_us`.
     pub(crate) fn sent(&mut self, now_us: u64, bytes: u32, alpha_us: f64) {
         self.frames = self.frames.saturating_sub(1);
         self.bytes += u64::from(bytes);
@@ -80,37 +81,38 @@ impl Meter {
         self.measures = self.measures.saturating_add(1);
     }
 
-    /// So many frames are lost with their path. Nothing is measured until all others are complete.
+    /// Records frames that are lost with their path. Measuring stops until all others are complete.
     pub(crate) fn lost(&mut self, frames: u32) {
         self.frames = self.frames.saturating_sub(frames);
         self.since_us = None;
     }
 
-    /// Frames on their way; notices are none.
+    /// Frames in flight, without notices.
     pub(crate) fn frames(&self) -> u32 {
         self.frames
     }
 
-    /// In Mbit/s; 0 while it is not known.
+    /// The rate in Mbit/s; 0 while unknown.
     pub(crate) fn mbps(&self) -> u32 {
         let known = self.mbps.filter(|_| self.measures >= LEAST_MEASURES);
         known.map_or(0, |mbps| (mbps as u32).max(1))
     }
 }
 
-/// What is on its way over a path, in order: bytes, and since when if it is a short frame that has
-/// the path to itself.
+/// The frames in flight on a path, in order: their bytes, and the time of the post for a short
+/// frame that has the path to itself.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OnWay(VecDeque<(u32, Option<u64>)>);
 
 impl OnWay {
-    /// Something was posted. A notice has no bytes.
+    /// Records a post. A notice has no bytes.
     pub(crate) fn posted(&mut self, now_us: u64, bytes: u32) {
         let alone = self.0.is_empty() && (1..=SHORT_BYTES).contains(&bytes);
         self.0.push_back((bytes, alone.then_some(now_us)));
     }
 
-    /// The first of it is complete: its bytes, and how long it took if that is to be counted.
+    /// Records the completion of the oldest one, and returns its bytes, and its time if that
+    /// counts.
     pub(crate) fn complete(&mut self, now_us: u64) -> Option<(u32, Option<u64>)> {
         let (bytes, since_us) = self.0.pop_front()?;
         // With others behind it, it has not had the path to itself.
@@ -118,18 +120,18 @@ impl OnWay {
         Some((bytes, took.map(|since_us| now_us.saturating_sub(since_us))))
     }
 
-    /// The path has failed: how many frames are lost with it.
+    /// Records that the path has failed, and returns the number of lost frames.
     pub(crate) fn clear(&mut self) -> u32 {
         self.0.drain(..).filter(|(bytes, _)| *bytes > 0).count() as u32
     }
 }
 
-/// How long a message takes.
+/// The time of a message.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Alpha(Option<f64>);
 
 impl Alpha {
-    /// One took so long.
+    /// Records the time of one.
     pub(crate) fn took(&mut self, us: u64) {
         let us = (us as f64).max(0.5);
         self.0 = Some(match self.0 {
@@ -138,12 +140,12 @@ impl Alpha {
         });
     }
 
-    /// 0 while it is not known.
+    /// The time in µs; 0 while unknown.
     pub(crate) fn us(&self) -> f64 {
         self.0.unwrap_or(0.0)
     }
 
-    /// In ns; 0 while it is not known.
+    /// The time in ns; 0 while unknown.
     pub(crate) fn ns(&self) -> u32 {
         self.0.map_or(0, |us| (us * 1e3) as u32)
     }

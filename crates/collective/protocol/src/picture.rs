@@ -1,18 +1,20 @@
-//! What all ranks plan with: which NICs are down, and how fast the others are.
+//! The input of planning, the same at all ranks: which NICs are down, and how fast the others are.
 //!
-//! Each rank reports what it has measured ([`Report`]); rank 0 makes a [`Picture`] of it, which is
-//! agreed on as a view is. A path is as slow as the slower of its NICs, and who measures it cannot
-//! tell which that is. So a NIC is taken for as fast as the fastest thing that was seen through it:
-//! its host's sending over all paths, or any path that ends there. Of two hosts alone both ends are
-//! slow then, which plans are none the worse for. So is a NIC that is slow in one direction; among
-//! more hosts it is found if it sends slowly to hosts that others reach fast.
+//! Each rank reports its measurements ([`Report`]). Rank 0 combines them into a [`Picture`], on
+//! which all ranks agree as part of a view. A path is as slow as the slower of its two NICs, and a
+//! measurement does not show which NIC that is. So the rate of a NIC is the fastest rate observed
+//! through it: what its host sends over all paths, or any path that ends there. With only two
+//! hosts, both ends count as slow, which does not make plans worse. The same holds for a NIC that
+//! is slow in one direction. With more hosts, it is identified if it sends slowly to hosts that
+//! others reach fast.
 //!
-//! Ranks of a host share its NICs, and each sees its own part: parts are added.
+//! The ranks of a host share its NICs, and each measures its own share. The shares are added.
 //!
-//! What is measured wanders, the more where cores limit and not NICs. A picture says what a well
-//! NIC carries and which ones carry clearly less, in steps, so that hosts that are alike stay
-//! alike; and it changes only when that does. A NIC is taken for slow when it has been so for a
-//! while ([`Confirmed`]), and for well again at once; each time that this happens, it takes longer.
+//! Measurements vary, most of all when the CPU is the bottleneck. So a picture has the rate of a
+//! healthy NIC, and the list of NICs that carry clearly less, in steps. Equal hosts then stay
+//! equal, and the picture changes only when one of these values does. A NIC counts as slow after it
+//! has been slow for some time ([`Confirmed`]), and as healthy again immediately. Each such
+//! alternation doubles that time.
 
 use unbroken_schedule::cost::Costs;
 use unbroken_schedule::{Error, Health, Host, Place, Topology};
@@ -20,23 +22,24 @@ use unbroken_schedule::{Error, Health, Host, Place, Topology};
 use crate::codec::{Reader, Writer};
 use crate::Rank;
 
-/// A NIC that carries so many percent of the fastest is well.
+/// A NIC is healthy if it carries at least this percentage of a healthy NIC's rate.
 const WELL_PERCENT: u32 = 75;
-/// The others are told apart in steps of so many percent.
+/// The rates of slow NICs are rounded to steps of this many percent.
 const STEP_PERCENT: u32 = 5;
-/// How much the rate of well NICs, and the time of a message, changes until that is news.
+/// The factor by which the rate of healthy NICs, or the time of a message, must change to be
+/// reported.
 const NEWS_FACTOR: f64 = 1.5;
 
-/// What a rank has measured. A rate of 0 is not known.
+/// The measurements of a rank. A rate of 0 is unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// The rank.
     pub rank: Rank,
-    /// How long a message takes, in ns; 0 if that is not known.
+    /// The time of a message, in ns; 0 if unknown.
     pub alpha_ns: u32,
-    /// What it sends over each rail, in Mbit/s.
+    /// The rate at which it sends over each rail, in Mbit/s.
     pub rails_mbps: Vec<u32>,
-    /// Of paths: to which rank, over which rail, in Mbit/s.
+    /// The rates of paths: receiver, rail, Mbit/s.
     pub paths: Vec<(u32, u8, u32)>,
 }
 
@@ -61,7 +64,7 @@ impl Report {
         })
     }
 
-    /// Whether it says something else than an earlier one that people would plan otherwise for.
+    /// Whether it differs from an earlier report so much that plans may change.
     pub(crate) fn is_news(&self, before: &Report) -> bool {
         let rates = |of: &Report| -> Vec<u32> {
             of.rails_mbps.iter().copied().chain(of.paths.iter().map(|path| path.2)).collect()
@@ -73,37 +76,38 @@ impl Report {
     }
 }
 
-/// Whether what a NIC carries is clearly less than what the best does.
+/// Whether the rate of a NIC is clearly lower than that of the best one.
 pub(crate) fn is_slow(mbps: u64, best_mbps: u64) -> bool {
     mbps * 100 < best_mbps * u64::from(WELL_PERCENT)
 }
 
-/// Whether two rates are a factor apart, or one of them is not known.
+/// Whether two rates differ by more than a factor, or one of them is unknown.
 fn differs(a: u32, b: u32, factor: f64) -> bool {
     let (least, most) = (f64::from(a.min(b)), f64::from(a.max(b)));
     most > least * factor
 }
 
-/// What all ranks plan with.
+/// The NICs with which all ranks plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Picture {
-    /// Of each host, a bit for each NIC that is down.
+    /// For each host, a bit for each NIC that is down.
     pub down: Vec<u64>,
-    /// What a well NIC carries, in Mbit/s; 0 while nothing was measured.
+    /// The rate of a healthy NIC, in Mbit/s; 0 before the first measurement.
     pub mbps: u32,
-    /// How long a message takes, in ns; 0 while nothing was measured.
+    /// The time of a message, in ns; 0 before the first measurement.
     pub alpha_ns: u32,
-    /// NICs that carry less: host, rail, and how many percent of a well one. In order.
+    /// Slow NICs, in order: host, rail, and the percentage of a healthy NIC's rate.
     pub slow: Vec<(u32, u8, u8)>,
 }
 
 impl Picture {
-    /// All NICs of so many hosts are well, and nothing was measured.
+    /// Creates a picture in which all NICs are healthy and nothing has been measured.
     pub fn new(hosts: usize) -> Picture {
         Picture { down: vec![0; hosts], ..Picture::default() }
     }
 
-    /// What reports show, of ranks on hosts. What is down they do not say.
+    /// Creates the picture from reports of ranks on `hosts`. Reports do not contain which NICs are
+    /// down.
     pub fn of(hosts: &[u32], rails: u8, reports: &[Option<Report>]) -> Picture {
         let rates = NicRates::of(hosts, rails, reports);
         let best = rates.of_well_ones();
@@ -125,8 +129,8 @@ impl Picture {
         Picture { down: Vec::new(), mbps, alpha_ns, slow }
     }
 
-    /// Whether operations would be planned otherwise than with an earlier one for what was
-    /// measured.
+    /// Whether the measurements differ so much from those of an earlier picture that plans may
+    /// change.
     pub fn is_news(&self, before: &Picture) -> bool {
         // A NIC that goes from one step to the next and back is no news.
         let step = |a: &(u32, u8, u8), b: &(u32, u8, u8)| {
@@ -139,7 +143,7 @@ impl Picture {
             || differs(self.alpha_ns, before.alpha_ns, NEWS_FACTOR)
     }
 
-    /// The hosts as they are now.
+    /// Applies the picture to a topology.
     pub fn of_topology(&self, topology: &Topology) -> Result<Topology, Error> {
         let mut hosts: Vec<Host> = topology.hosts().to_vec();
         for nic in hosts.iter_mut().flat_map(|host| &mut host.nics) {
@@ -167,7 +171,7 @@ impl Picture {
         Topology::new(hosts, places, topology.fabric())
     }
 
-    /// What messages cost.
+    /// The costs of messages.
     pub fn costs(&self) -> Costs {
         let usual = Costs::default();
         let nic_alpha_us = match self.alpha_ns {
@@ -198,12 +202,12 @@ impl Picture {
     }
 }
 
-/// How long a NIC must have been slow until it is taken for it: at first, and at most. It doubles
-/// each time that it was none after all.
+/// How long a NIC must have been slow before it counts as slow: initially, and at most. This time
+/// doubles after each false alarm.
 const FIRST_US: u64 = 1_000_000;
 const MOST_US: u64 = 64_000_000;
 
-/// Which slow NICs are so for long enough to be planned for.
+/// The slow NICs that have been slow for long enough to plan for.
 #[derive(Debug, Default)]
 pub(crate) struct Confirmed(std::collections::BTreeMap<(u32, u8), Suspect>);
 
@@ -216,7 +220,7 @@ struct Suspect {
 }
 
 impl Confirmed {
-    /// The picture with those NICs that have been slow for long enough.
+    /// Returns the picture, with only those slow NICs that have been slow for long enough.
     pub(crate) fn of(&mut self, now_us: u64, measured: &Picture) -> Picture {
         for (nic, suspect) in &mut self.0 {
             let slow = measured.slow.iter().any(|(host, rail, _)| (*host, *rail) == *nic);
@@ -239,7 +243,7 @@ impl Confirmed {
     }
 }
 
-/// What each NIC has been seen to carry, in Mbit/s, by host and rail; 0 if nothing was seen.
+/// The highest observed rate of each NIC, in Mbit/s, by host and rail; 0 if there is none.
 struct NicRates(Vec<Vec<u64>>);
 
 impl NicRates {
@@ -275,12 +279,12 @@ impl NicRates {
     }
 }
 
-/// Between two hosts over a rail, in Mbit/s: what the first sends the second.
+/// The rate from the first host to the second over a rail, in Mbit/s.
 type Pairs = std::collections::BTreeMap<(usize, usize, usize), u64>;
 
 impl NicRates {
-    /// What a well NIC carries: three quarters of all are no faster. A few may have been measured
-    /// while others were idle, and left them the cores.
+    /// The rate of a healthy NIC: three quarters of all NICs are no faster. A few may have been
+    /// measured while others were idle and left them more CPU time.
     fn of_well_ones(&self) -> u64 {
         let mut known: Vec<u64> = self.0.iter().flatten().copied().filter(|n| *n > 0).collect();
         known.sort_unstable();

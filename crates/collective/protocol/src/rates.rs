@@ -1,20 +1,20 @@
-//! What a rank has measured, what it has said of it, and what rank 0 has heard.
+//! The measurements of a rank, its last report, and the reports that rank 0 has received.
 
 use crate::meter::{Alpha, Meter};
 use crate::picture::{Confirmed, Picture, Report};
 use crate::Rank;
 
-/// What an engine has measured and heard.
+/// The measurements and reports of an engine.
 #[derive(Debug, Default)]
 pub(crate) struct Rates {
     /// By rail.
     pub(crate) rails: Vec<Meter>,
-    /// Frames that a rail may have on its way, where it is too slow for as many as others.
+    /// The windows of rails that are too slow for as many frames as others.
     pub(crate) windows: Vec<u32>,
     pub(crate) alpha: Alpha,
     pub(crate) said: Report,
     pub(crate) said_us: u64,
-    /// At rank 0: what each rank has reported.
+    /// At rank 0: the report of each rank.
     pub(crate) heard: Vec<Option<Report>>,
     pub(crate) fresh: bool,
     pub(crate) measured: Picture,
@@ -31,7 +31,7 @@ impl Rates {
         }
     }
 
-    /// What is taken down of a rank. One that does not exist has said nothing.
+    /// Stores a report. Reports of ranks that do not exist are ignored.
     pub(crate) fn take_down(&mut self, report: Report) {
         if let Some(of_rank) = self.heard.get_mut(report.rank) {
             *of_rank = Some(report);

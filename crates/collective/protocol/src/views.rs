@@ -1,10 +1,11 @@
-//! What all ranks plan with: a picture of which NICs are down, and how fast the others are.
+//! Agreement on the picture with which all ranks plan: which NICs are down, and how fast the others
+//! are.
 //!
-//! A plan follows from the picture of the hosts, so that all ranks must take up another picture
-//! with the same operation. Rank 0 proposes a *view*; each rank says how many operations it has
-//! begun and begins no other; when all have said so, rank 0 makes the view hold from the first
-//! operation on that nobody has begun. Nobody waits longer than that takes: a round along the tree.
-//! While a view is being agreed on, operations that run go on.
+//! Plans depend on the picture, so all ranks must switch to a new picture at the same operation.
+//! Rank 0 proposes a *view*. Each rank replies with the number of operations that it has started,
+//! and starts no others meanwhile. When all have replied, rank 0 announces that the view applies
+//! from the first operation that no rank has started. Ranks wait only for this, one round along the
+//! tree. Running operations continue while a view is being agreed on.
 //!
 //! | event | rank 0 | others |
 //! | --- | --- | --- |
@@ -14,13 +15,14 @@
 //! | `Agreed` | go on | go on |
 //! | a rank has left | go on, propose no more | go on, hold no more |
 //!
-//! A view holds only for operations that no rank had begun. Those, all ranks cannot do any more
-//! once one has left, which has done all that it had begun: what is being agreed on then is void,
-//! and ranks go on with what held before. So a rank that has not heard of it and one that has may
-//! take up different views only for operations that fail with [`Failure::Left`].
+//! A view applies only to operations that no rank had started. After a rank has left, these
+//! operations are no longer possible, because that rank has completed all that it had started. So
+//! an agreement in progress is void, and ranks continue with the previous view. Ranks that know
+//! that another has left and ranks that do not know it yet may use different views, but only for
+//! operations that fail with [`Failure::Left`].
 //!
-//! Invariant: for every operation all ranks have the same view, since none of them had begun it
-//! when it was decided. An operation is begun when its view is asked for, not when it is planned.
+//! Invariant: all ranks use the same view for every operation, because none had started it when the
+//! view was decided. An operation starts when its view is looked up, not when it is planned.
 
 use std::sync::Arc;
 
@@ -35,33 +37,32 @@ use crate::mutants::left_out;
 use crate::picture::Picture;
 use crate::{Failure, Rank};
 
-/// A view lasts so long at least: NICs that come and go would else have ranks agree all the time.
+/// The shortest life of a view. Otherwise flapping NICs would cause constant agreement.
 const LASTS_US: u64 = 20_000;
-/// The same where only what was measured has changed; twice as long each time that it changes again
-/// within a few times as long, up to the longest.
+/// The shortest life of a view if only measurements have changed. It doubles each time they change
+/// again within a few times this interval, up to the longest one.
 const MEASURED_LASTS_US: u64 = 1_000_000;
 const LASTS_MOST_US: u64 = 64 * MEASURED_LASTS_US;
 const AGAIN: u64 = 4;
 
-/// A view that is being agreed on.
+/// A view on which ranks are agreeing.
 #[derive(Clone, Debug)]
 struct Proposal {
     view: u32,
     picture: Arc<Picture>,
-    /// At rank 0: how many operations each rank has begun.
+    /// At rank 0: the number of operations that each rank has started.
     begun: Vec<Option<u64>>,
     since_us: u64,
 }
 
-/// What a rank knows of views.
+/// The views of a rank.
 #[derive(Debug)]
 pub(crate) struct Views {
-    /// What is known to be down, of each host a bit for each NIC.
+    /// The NICs that are known to be down: for each host, a bit for each NIC.
     known: Vec<u64>,
-    /// At rank 0: how long a view lasts at least if only what was measured changes.
+    /// At rank 0: the shortest life of a view if only measurements change.
     lasts_us: u64,
-    /// The views that hold for operations yet to begin, in order: their number, the first
-    /// operation, and the picture.
+    /// The views for operations that have not started, in order: number, first operation, picture.
     agreed: Vec<(u32, u64, Arc<Picture>)>,
     proposal: Option<Proposal>,
     changed_us: u64,
@@ -78,7 +79,7 @@ impl Views {
         }
     }
 
-    /// A rank has left: nothing is agreed on any more.
+    /// Records that a rank has left: there is no further agreement.
     pub(crate) fn void(&mut self) {
         self.proposal = None;
     }
@@ -88,10 +89,10 @@ impl Views {
     }
 }
 
-/// The plan of an operation with the NICs that are up, as fast as they are. Where hosts that
-/// exchange something have no rail in common, it is planned as if rails were joined: streams then
-/// go by detours. With all NICs where a host has none that is up. A form that is asked for is taken
-/// where there is such a plan ([`planner::plan_as`]).
+/// Plans an operation for the NICs that are up, with their rates. If hosts that exchange data have
+/// no rail in common, the plan assumes that rails are connected, and streams take detours. If a
+/// host has no NIC that is up, the plan uses all NICs. A requested form is used if it has a plan
+/// ([`planner::plan_as`]).
 pub fn plan(
     topology: &Topology,
     picture: &Picture,
@@ -111,9 +112,9 @@ pub fn plan(
 }
 
 impl Engine {
-    /// Takes up an operation: gives the number of the view that it is to be planned with, and its
-    /// picture. From now on it counts as begun, however long planning takes. `None`: wait, a view
-    /// is being agreed on.
+    /// Starts an operation: returns the number of its view, and the picture. From now on the
+    /// operation counts as started, however long planning takes. `None`: wait, because ranks are
+    /// agreeing on a view.
     pub fn take_up(&mut self, number: u64) -> Option<(u32, Arc<Picture>)> {
         if self.views.proposal.is_some() {
             return None;
@@ -130,7 +131,7 @@ impl Engine {
         self.views.knows(Place { host, rail })
     }
 
-    /// A path carries again: its NICs are well.
+    /// Records that a path works again: its NICs are healthy.
     pub(crate) fn say_healed(&mut self, peer: Rank, rail: u8, env: &mut impl Env) {
         for host in [self.config.hosts[self.config.me], self.config.hosts[peer]] {
             let place = Place { host, rail };
@@ -165,7 +166,7 @@ impl Engine {
         self.left.iter().any(Option::is_some)
     }
 
-    /// Rank 0 proposes what it knows, if it is not what holds.
+    /// At rank 0: proposes the current state, if it differs from the current view.
     fn propose(&mut self, env: &mut impl Env) {
         if self.config.me != 0
             || !(self.config.balance || self.config.measure)
@@ -250,7 +251,7 @@ impl Engine {
         self.views.changed_us = self.now_us;
     }
 
-    /// What was too early is proposed; nobody is waited for without end.
+    /// Proposes changes that were too early before, and ends agreements that take too long.
     pub(crate) fn tend_views(&mut self, env: &mut impl Env) {
         self.propose(env);
         let Some(proposal) = &self.views.proposal else { return };

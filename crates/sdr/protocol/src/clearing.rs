@@ -1,31 +1,31 @@
-//! Order-based matching: the *n*-th send goes into the *n*-th receive, once the receiver has said
-//! that it is posted.
+//! Order-based matching: the *n*-th send is written into the *n*-th receive, once the receiver has
+//! announced that receive.
 //!
-//! The receiver says so by [`Control::Clear`] for all posted receives of which the sender has not
-//! said yet that it knows them, at once and again after a timeout that doubles. The sender answers
-//! with how far it knows ([`Control::Cleared`]). Both are cumulative: a message that is lost or
-//! comes twice does no harm, and one with a gap before it is answered with what is known.
+//! The receiver announces posted receives with [`Control::Clear`]: immediately, and again after a
+//! timeout that doubles, until the sender acknowledges them. The sender acknowledges with
+//! [`Control::Cleared`]. Both messages are cumulative, so loss and duplication are harmless. A
+//! message that leaves a gap is answered with the current state.
 //!
-//! Invariants: what the receiver repeats is bounded by the slots; the sender knows lengths of at
-//! most as many messages beyond its oldest unfinished one.
+//! Invariants: the number of slots limits the announcements that the receiver repeats; the sender
+//! stores the lengths of at most as many messages beyond its oldest unfinished one.
 
 use crate::control::{max_cleared, Control};
 use std::collections::VecDeque;
 
-/// The first wait before something is said again.
+/// The initial timeout for repeating an announcement.
 const FIRST_WAIT_US: u64 = 10_000;
-/// The longest.
+/// The longest timeout.
 const LONGEST_WAIT_US: u64 = 1_000_000;
 
-/// The receiver's part.
+/// The receiver's side.
 #[derive(Debug, Default)]
 pub struct Clearance {
-    /// The first message that the sender may not know of.
+    /// The first message that the sender has not acknowledged.
     first: u64,
-    /// Lengths from there on, and of each its keys, if receives have some.
+    /// The lengths from there on, and the keys of each, if receives have keys.
     bytes: VecDeque<u64>,
     rkeys: VecDeque<u32>,
-    /// How many of them have been said.
+    /// How many of them have been announced.
     said: usize,
     again_us: Option<u64>,
     wait_us: u64,
@@ -33,18 +33,19 @@ pub struct Clearance {
 }
 
 impl Clearance {
-    /// A receive of the next message has been posted, which has these keys: as many as all others.
+    /// Records that a receive for the next message has been posted, with its keys. All receives
+    /// have the same number of keys.
     pub fn posted(&mut self, bytes: u64, rkeys: &[u32]) {
         self.bytes.push_back(bytes);
         self.rkeys.extend(rkeys);
     }
 
-    /// Keys of each receive.
+    /// The number of keys of each receive.
     fn channels(&self) -> usize {
         self.rkeys.len() / self.bytes.len().max(1)
     }
 
-    /// The sender has said how far it knows.
+    /// Handles the sender's acknowledgement.
     pub fn on_cleared(&mut self, next: u64, stamp_us: u64, now_us: u64) {
         let known = next.saturating_sub(self.first).min(self.bytes.len() as u64);
         if known == 0 {
@@ -63,7 +64,7 @@ impl Clearance {
         self.rtt_us.map_or(FIRST_WAIT_US, |rtt_us| (3 * rtt_us).max(FIRST_WAIT_US))
     }
 
-    /// What is to be said now.
+    /// Returns the messages to send now.
     pub fn poll(&mut self, now_us: u64) -> Vec<Control> {
         if self.again_us.is_some_and(|at_us| at_us <= now_us) {
             self.said = 0;
@@ -89,7 +90,7 @@ impl Clearance {
             .collect()
     }
 
-    /// When [`Clearance::poll`] has something to say again.
+    /// When to call [`Clearance::poll`] again.
     pub fn deadline_us(&self) -> Option<u64> {
         if self.said < self.bytes.len() {
             return Some(0);
@@ -98,28 +99,28 @@ impl Clearance {
     }
 }
 
-/// The sender's part.
+/// The sender's side.
 #[derive(Debug, Default)]
 pub struct Cleared {
-    /// The first message of which nothing is known.
+    /// The first message that has not been announced.
     next: u64,
-    /// Lengths of receives from `first` on, and of each its keys.
+    /// The lengths of receives from `first` on, and the keys of each.
     first: u64,
     bytes: VecDeque<u64>,
     rkeys: VecDeque<u32>,
-    /// Keys of each receive.
+    /// The number of keys of each receive.
     channels: usize,
 }
 
 impl Cleared {
-    /// Each receive of the peer has so many keys: one for each channel, or none. To be said before
-    /// anything is heard.
+    /// Sets the number of keys of each receive of the peer: one for each channel, or none. Call
+    /// this before any message arrives.
     pub fn with_keys(&mut self, channels: usize) {
         self.channels = channels;
     }
 
-    /// The receiver has said what is posted; gives the answer. `most`: messages that may be in
-    /// flight at once.
+    /// Handles an announcement and returns the answer. `most` is the largest number of messages in
+    /// flight.
     pub fn on_clear(
         &mut self,
         first: u64,
@@ -145,12 +146,12 @@ impl Cleared {
         Control::Cleared { next: self.next, stamp_us }
     }
 
-    /// Bytes of the receive of a message, if it is clear to be sent.
+    /// The length of the receive for a message, in bytes, if the message may be sent.
     pub fn of(&self, seq: u64) -> Option<u64> {
         self.bytes.get(seq.checked_sub(self.first)? as usize).copied()
     }
 
-    /// The key of a message for a channel, where receives have some.
+    /// The key of a message for a channel, if receives have keys.
     pub fn rkey(&self, seq: u64, channel: usize) -> Option<u32> {
         if channel >= self.channels {
             return None;
@@ -159,7 +160,7 @@ impl Cleared {
         self.rkeys.get(index * self.channels + channel).copied()
     }
 
-    /// All messages before this one are finished.
+    /// Forgets all messages before this one, which are finished.
     pub fn forget(&mut self, before: u64) {
         while self.first < before && self.bytes.pop_front().is_some() {
             self.rkeys.drain(..self.channels);

@@ -1,22 +1,22 @@
-//! Messages between the two ends beside the data: fixed layouts in network order, each under the
+//! Control messages between the two ends: fixed layouts in network byte order, each with the
 //! receiver's token.
 //!
-//! A message begins with a magic number, a version, its kind, and the token that the addressed end
-//! drew and told its peer when they connected. Whoever does not know it is a stranger: what he says
-//! is counted and dropped. A lost message is said again by whoever needs an answer, and one that
-//! comes twice changes nothing, so nothing here is acknowledged by a rule of its own. (The token
-//! keeps out who cannot see the wire. It is no cryptography.)
+//! A message begins with a magic number, a version, its kind, and a token. The receiver chose the
+//! token at random and sent it to its peer when they connected. A message with another token is
+//! counted and dropped. The end that needs an answer repeats its message, and duplicates have no
+//! effect, so control messages need no acknowledgements of their own. (The token keeps out senders
+//! who cannot see the wire. It is not cryptography.)
 //!
-//! Every list is bounded by what a message of [`MAX_BYTES`] holds; what is longer, shorter or out
-//! of range is no message.
+//! Every list is limited by [`MAX_BYTES`]. A datagram that is too long, too short or out of range
+//! is not a message.
 
 use crate::attr::MAX_CHANNELS;
 
 /// The longest message.
 pub const MAX_BYTES: usize = 1024;
-/// The most receives that one message clears, where they have no keys of their own.
+/// The most receives that one message announces, if receives have no keys.
 pub const MAX_CLEARED: usize = 64;
-/// The most receives that one message clears which have a key for each of so many channels.
+/// The most receives that one message announces, if each has a key for each channel.
 pub fn max_cleared(channels: usize) -> usize {
     match channels {
         0 => MAX_CLEARED,
@@ -33,7 +33,7 @@ const HEAD: usize = 12;
 /// What stands in a message that clears receives with keys before the first of them.
 const CLEAR_HEAD: usize = 8 + 8 + 2 + 2;
 
-/// What a list of missing things is of.
+/// The unit of a list of missing data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missing {
     /// Chunks of the data.
@@ -42,105 +42,105 @@ pub enum Missing {
     Submessages,
 }
 
-/// Why an end gives a message up.
+/// Why an end aborts a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Reason {
-    /// Its deadline has passed.
+    /// The deadline has passed.
     Deadline = 1,
-    /// It does not fit the receive.
+    /// The data is longer than the receive.
     TooLong = 2,
-    /// The scheme is none that the receiver knows.
+    /// The receiver does not support the scheme.
     Scheme = 3,
-    /// It was taken back.
+    /// The program cancelled it.
     Cancelled = 4,
 }
 
-/// A message.
+/// A control message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Control {
-    /// Receives are posted: from message `first` on, of these lengths in bytes.
+    /// Announces posted receives, from message `first` on, with their lengths in bytes.
     Clear {
         /// The first message.
         first: u64,
-        /// The receiver's clock, to be said back.
+        /// The receiver's clock, which the answer returns.
         stamp_us: u64,
-        /// Bytes of each.
+        /// The length of each receive, in bytes.
         bytes: Vec<u64>,
-        /// Of each, one behind the other, the key for each channel; none where the root keys of the
-        /// generations name them.
+        /// The keys of each receive, one for each channel; empty if the root keys of the
+        /// generations are used.
         rkeys: Vec<u32>,
     },
-    /// All before `next` is known to be clear.
+    /// Acknowledges all receives before `next`.
     Cleared {
-        /// The first message that is not known.
+        /// The first message that has not been announced.
         next: u64,
-        /// What [`Control::Clear`] said.
+        /// The stamp of [`Control::Clear`].
         stamp_us: u64,
     },
-    /// A reliable write begins, or asks how it stands.
+    /// Begins a reliable write, or asks for its state.
     Begin {
-        /// Its data's message.
+        /// The message with its data.
         seq: u64,
-        /// Its bytes.
+        /// Its length in bytes.
         bytes: u64,
-        /// How it is made reliable: 0, 1, or the id of a code.
+        /// The scheme: 0, 1, or the id of a code.
         scheme: u32,
         /// Time to inject a chunk, in ns.
         injection_ns: u32,
         /// The round trip that the sender has measured, in µs.
         rtt_us: u32,
-        /// The sender's clock, to be said back.
+        /// The sender's clock, which the answer returns.
         stamp_us: u64,
     },
-    /// Which chunks have come.
+    /// Acknowledges chunks.
     Ack {
         /// The data's message.
         seq: u64,
         /// The last stamp that was heard.
         stamp_us: u64,
-        /// All chunks before this one are there.
+        /// All chunks before this one have arrived.
         cumulative: u32,
-        /// From there on, a bit for each, the lowest first.
+        /// A bit for each chunk from there on, the lowest first.
         bitmap: Vec<u8>,
     },
-    /// What is missing and must be sent again.
+    /// Names missing data, which the sender must retransmit.
     Nack {
         /// The data's message.
         seq: u64,
-        /// Of what.
+        /// The unit of the ranges.
         of: Missing,
-        /// First and number of each range.
+        /// The first item and the length of each range.
         ranges: Vec<(u32, u32)>,
     },
-    /// All is in its place.
+    /// The write is complete: all data is in place.
     Done {
         /// The data's message.
         seq: u64,
         /// The last stamp that was heard.
         stamp_us: u64,
-        /// Data chunks that had not come when it was done.
+        /// Data chunks that had not arrived by then.
         missing: u32,
     },
-    /// The message is given up.
+    /// Aborts the message.
     Abort {
         /// The data's message.
         seq: u64,
-        /// The sender of the data says it; else the receiver.
+        /// Whether the sender of the data aborts; otherwise the receiver does.
         by_sender: bool,
-        /// Why.
+        /// The reason.
         reason: Reason,
     },
 }
 
-/// What was read of a datagram.
+/// The result of reading a datagram.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Heard {
-    /// A message of the peer.
+    /// A message from the peer.
     Message(Control),
-    /// It has another token.
+    /// The token is wrong.
     Stranger,
-    /// It is no message.
+    /// The datagram is malformed.
     Garbage,
 }
 
@@ -169,7 +169,7 @@ impl Reader<'_> {
         self.take().map(u64::from_be_bytes)
     }
 
-    /// A list whose length comes first.
+    /// A list with a length prefix.
     fn list<T>(
         &mut self,
         most: usize,
@@ -184,7 +184,7 @@ impl Reader<'_> {
 }
 
 impl Control {
-    /// The message in bytes, for the end that drew this token.
+    /// Encodes the message for the end with this token.
     pub fn encode(&self, token: u64) -> Vec<u8> {
         let mut out = Vec::with_capacity(64);
         out.extend(MAGIC.to_be_bytes());
@@ -264,7 +264,7 @@ impl Control {
         }
     }
 
-    /// Reads a datagram at the end that drew `token`.
+    /// Decodes a datagram at the end with this token.
     pub fn decode(datagram: &[u8], token: u64) -> Heard {
         let mut r = Reader(datagram);
         if datagram.len() > MAX_BYTES || r.u16() != Some(MAGIC) || r.u8() != Some(VERSION) {

@@ -6,19 +6,19 @@
 //!      └──── the deadline, or the sender gives it up: keys cleared ──► over: Abort
 //! ```
 //!
-//! It looks at the chunk bitmap: it is asked to, again and again. Of Selective Repeat it
-//! acknowledges what is new, cumulatively and by a bitmap; with NACKs it names chunks that others
-//! have overtaken by far, and all that are missing when nothing comes any more. With a code it says
-//! nothing until every submessage can be recovered, or the fallback timeout, counted from the first
-//! chunk (or the sender's second question, where none has come), `FTO = (M + ⌈M·m/k⌉)·T_inj +
-//! β·RTT` with β = 1, has passed: then it names those that cannot, and acknowledges what it has of
-//! them.
+//! The read polls the chunk bitmap. With Selective Repeat it acknowledges new chunks, cumulatively
+//! and with a bitmap. With NACKs it also names chunks that many others have overtaken, and all
+//! missing chunks when no more arrive. With a code it sends nothing until every submessage can be
+//! recovered, or until the fallback timeout `FTO = (M + ⌈M·m/k⌉)·T_inj + β·RTT` with β = 1 has
+//! passed. The timeout is counted from the first chunk or, if none has arrived, from the sender's
+//! second question. After it, the read names the submessages that cannot be recovered, and
+//! acknowledges their chunks that have arrived.
 //!
-//! Before it says *Done* nothing of the network touches the buffer any more. So recovery in place
-//! never races with a late packet.
+//! Before the read sends *Done*, the network can no longer write to the buffer. So recovery in
+//! place never races with a late packet.
 //!
-//! Invariants: *Done* is said only when all bytes are in their place; a question about a message
-//! that is over is answered by what became of it.
+//! Invariants: *Done* is sent only when all bytes are in place; a question about a finished message
+//! is answered with its outcome.
 
 use crate::control::{Control, Missing, Reason, MAX_BITMAP, MAX_RANGES};
 use crate::copies::{self, COPIES, LEAST_US, MOST_US};
@@ -28,15 +28,15 @@ use std::sync::atomic::{AtomicU64, Ordering::Acquire};
 use unbroken_erasure::{ChunkSet, Code};
 use unbroken_sdr_model::Scheme;
 
-/// Chunks that may overtake another one before it counts as lost.
+/// The number of chunks that may overtake another one before it counts as lost.
 const REORDERED: u32 = 8;
 
-/// The bitmaps of a write's two messages.
+/// The bitmaps of the two messages of a write.
 #[derive(Clone, Copy)]
 pub struct Bitmaps<'a> {
-    /// Of the data.
+    /// The bitmap of the data.
     pub data: &'a [AtomicU64],
-    /// Of the parity; empty where none was posted.
+    /// The bitmap of the parity; empty if no parity message was posted.
     pub parity: &'a [AtomicU64],
 }
 
@@ -44,7 +44,7 @@ fn has(words: &[AtomicU64], chunk: u32) -> bool {
     words.get(chunk as usize / 64).is_some_and(|word| word.load(Acquire) >> (chunk % 64) & 1 == 1)
 }
 
-/// What the sender has said of the write.
+/// What the sender has announced.
 #[derive(Clone, Copy, Debug)]
 struct Begun {
     bytes: u64,
@@ -55,12 +55,12 @@ struct Begun {
     rtt_us: u64,
 }
 
-/// What is to be done.
+/// What to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Say this.
+    /// Send this message.
     Say(Control),
-    /// Every chunk that is needed is here: clear the keys of both messages, recover what
+    /// All required chunks have arrived: clear the keys of both messages, recover the chunks that
     /// [`Read::losses`] then names, and call [`Read::finished`].
     Finish,
     /// The write has failed: clear the keys of both messages.
@@ -75,23 +75,23 @@ pub struct Read {
     chunk_bytes: u32,
     deadline_us: u64,
     begun: Option<Begun>,
-    /// Of the sender's latest question; 0: it has been answered. A later answer would not tell the
-    /// round trip.
+    /// The stamp of the sender's latest question; 0: it has been answered. A later answer would not
+    /// measure the round trip.
     stamp_us: u64,
-    /// Of its first.
+    /// The stamp of its first question.
     first_stamp_us: u64,
-    /// All data chunks before this one are here.
+    /// All data chunks before this one have arrived.
     cumulative: u32,
-    /// How many were when it last looked, and when that changed.
+    /// The number that had arrived at the last poll, and when it changed.
     seen: u32,
     changed_us: u64,
     first_us: Option<u64>,
     asked_again: bool,
-    /// It was asked, or something is new.
+    /// Whether to acknowledge: there was a question, or there are new chunks.
     owes: bool,
     ack_us: u64,
     nack_us: u64,
-    /// How often submessages were named.
+    /// How often submessages have been named.
     nacks: u32,
     /// All submessages before this one can be recovered.
     recoverable: u32,
@@ -100,7 +100,8 @@ pub struct Read {
 }
 
 impl Read {
-    /// Of a receive of so many bytes in message `seq`, with room for so many parity chunks.
+    /// Creates a read for a receive in message `seq`, with its length and its room for parity
+    /// chunks.
     pub fn new(
         seq: u64,
         most_bytes: u64,
@@ -132,17 +133,17 @@ impl Read {
         }
     }
 
-    /// How it ended, if it has.
+    /// The outcome, if the read has ended.
     pub fn outcome(&self) -> Option<Outcome> {
         self.outcome
     }
 
-    /// Bytes of the write, once that is known.
+    /// The length of the write in bytes, once it is known.
     pub fn bytes(&self) -> Option<u64> {
         self.begun.map(|b| b.bytes)
     }
 
-    /// The sender has said something.
+    /// Handles a control message from the sender.
     pub fn hear(&mut self, message: &Control) -> Option<Action> {
         match message {
             Control::Begin { stamp_us, .. } if self.outcome.is_some() => {
@@ -195,7 +196,7 @@ impl Read {
         Some(Action::Fail)
     }
 
-    /// What became of the message.
+    /// The outcome, as a message for the sender.
     pub fn verdict(&mut self) -> Control {
         match self.outcome {
             Some(Outcome::Failed { reason, .. }) => {
@@ -209,12 +210,13 @@ impl Read {
         }
     }
 
-    /// After what time the verdict is to be said again; `None`: once is enough.
+    /// The interval at which to repeat the verdict; `None`: send it once.
     pub fn copies_us(&self) -> Option<u64> {
         copies::interval_us(self.begun?.rtt_us)
     }
 
-    /// Looks at the bitmaps. After [`Action::Finish`] and [`Action::Fail`] there is nothing more.
+    /// Polls the bitmaps. After [`Action::Finish`] and [`Action::Fail`] there are no further
+    /// actions.
     pub fn poll(&mut self, now_us: u64, bitmaps: Bitmaps<'_>, out: &mut Vec<Action>) {
         if self.outcome.is_some() {
             return;
@@ -364,7 +366,7 @@ impl Read {
         }
     }
 
-    /// When it has something to do that no chunk brings.
+    /// The next deadline; chunks may cause actions before it.
     pub fn deadline_us(&self, now_us: u64) -> u64 {
         match &self.begun {
             Some(begun) => self.deadline_us.min(now_us + copies::part_us(begun.rtt_us)),
@@ -372,8 +374,8 @@ impl Read {
         }
     }
 
-    /// What is missing of each submessage, now that the keys are cleared: its code, its data and
-    /// parity chunks, and which of them (data first) have not come.
+    /// The losses of each submessage, once the keys are cleared: its code, its data and parity
+    /// chunks, and which of these (data first) have not arrived.
     pub fn losses(&mut self, bitmaps: Bitmaps<'_>) -> Vec<Loss> {
         let Some(begun) = self.begun else { return Vec::new() };
         let Some(subs) = begun.subs else { return Vec::new() };
@@ -389,23 +391,23 @@ impl Read {
         all
     }
 
-    /// All bytes are in their place; gives what is to be said.
+    /// Records that all bytes are in place, and returns the message to send.
     pub fn finished(&mut self) -> Control {
         self.outcome = Some(Outcome::Done);
         self.verdict()
     }
 }
 
-/// What is to be recovered of a submessage.
+/// The chunks of a submessage to recover.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loss {
     /// Its code.
     pub code: Code,
-    /// Its chunks of the data.
+    /// Its chunks in the data message.
     pub data: std::ops::Range<u32>,
-    /// And of the parity.
+    /// Its chunks in the parity message.
     pub parity: std::ops::Range<u32>,
-    /// Which have not come: data chunks first, parity behind them.
+    /// The chunks that have not arrived: first data, then parity.
     pub lost: ChunkSet,
 }
 
@@ -419,7 +421,7 @@ fn recovers(subs: &Submessages, sub: u32, bitmaps: Bitmaps<'_>) -> bool {
     subs.code(sub).recovers(&lost(subs, sub, bitmaps))
 }
 
-/// As ranges, as many as a message holds.
+/// Converts chunks to ranges, as many as fit into a message.
 fn ranges(items: impl Iterator<Item = u32>) -> Vec<(u32, u32)> {
     let mut ranges: Vec<(u32, u32)> = Vec::new();
     for item in items {

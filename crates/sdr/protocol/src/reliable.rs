@@ -1,17 +1,17 @@
-//! Reliable writes over a queue pair: many at once, in both directions, each by its scheme.
+//! Reliable writes over a queue pair: many concurrent ones, in both directions, each with its own
+//! scheme.
 //!
-//! A write takes the next receive of the peer's, so reads and writes are matched in their order.
-//! Where codes are allowed, each has two messages: its data's, and one for parity, which stays
-//! empty where the scheme has none. What is longer than the longest message is cut into segments,
-//! each a write of its own; the other end's read has the same length then.
+//! A write consumes the peer's next receive, so reads and writes match in order. If codes are
+//! allowed, each write has two messages: one for its data and one for parity, which is empty if the
+//! scheme has no parity. A write longer than the longest message is cut into segments, each of
+//! which is a separate write. Then the peer's read must have the same length.
 //!
-//! What goes on below is a trait ([`Sdr`]): a queue pair of verbs, or a simulated one.
-//! [`Reliable::hear`] and [`Reliable::tick`] are called by whoever has news or finds that it is
-//! time.
+//! The layer below is a trait ([`Sdr`]): a verbs queue pair, or a simulated one. The caller passes
+//! control messages to [`Reliable::hear`] and calls [`Reliable::tick`] at its deadlines.
 //!
-//! Invariants: of what waits and of what runs there is a bounded number; every write and read ends
-//! with one [`Event`], by its deadline and as soon as nothing of it is outstanding; an answer to a
-//! question about a message that is over is kept for as many messages as may be asked about.
+//! Invariants: the numbers of waiting and of active operations are bounded; every write and read
+//! ends with exactly one [`Event`], by its deadline and once none of its work is outstanding; the
+//! verdict on a finished message is kept for as many messages as the peer may still ask about.
 
 mod below;
 mod reading;
@@ -29,16 +29,16 @@ use std::collections::{HashMap, VecDeque};
 use unbroken_sdr_model::Scheme;
 use writing::Writing;
 
-/// How writes are made.
+/// Settings of reliable writes.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// Parity chunks for which there is room beside a message; 0: no codes.
+    /// The room for parity chunks of each message; 0: no codes.
     pub parity_chunks: u32,
-    /// Time to inject a chunk, in ns; 0: as fast as the queue pair takes them.
+    /// The time to inject a chunk, in ns; 0: as fast as the queue pair accepts chunks.
     pub injection_ns: u64,
-    /// The round trip, until one has been measured.
+    /// The initial estimate of the round trip.
     pub first_rtt_us: u64,
-    /// The least retransmission timeout.
+    /// The shortest retransmission timeout.
     pub least_rto_us: u64,
 }
 
@@ -48,41 +48,41 @@ impl Default for Config {
     }
 }
 
-/// Writes, and reads, that may wait for their turn.
+/// The most writes, and the most reads, that may be queued.
 pub const MAX_WAITING: usize = 4096;
 /// Messages over which questions are still answered.
 const REMEMBERED: usize = 4096;
 
-/// The end of a write or a read.
+/// The completion of a write or a read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Which: what [`Reliable::write`] or [`Reliable::read`] gave.
+    /// The ID that [`Reliable::write`] or [`Reliable::read`] returned.
     pub id: u64,
-    /// It was a write; else a read.
+    /// Whether it is a write; otherwise it is a read.
     pub write: bool,
-    /// Bytes that are in their place; or why not.
+    /// The number of bytes in place, or the reason for the failure.
     pub result: Result<u64, Failure>,
 }
 
 /// Why a write or a read failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// Time is over.
+    /// The deadline has passed.
     #[error("the deadline has passed: the peer or the way to it does not answer")]
     Deadline,
-    /// The peer gave up by its own deadline.
+    /// The peer's deadline has passed.
     #[error("the peer has given the message up by its own deadline")]
     PeerDeadline,
     /// The read is too short.
     #[error("the write is longer than the peer's read")]
     TooLong,
-    /// The receiver cannot do the scheme.
+    /// The receiver does not support the scheme.
     #[error("the receiver has no room for the parity of the scheme, or does not know it")]
     Scheme,
-    /// It was taken back.
+    /// The program cancelled it.
     #[error("the peer has taken the message back")]
     Cancelled,
-    /// Below, something cannot be done.
+    /// The layer below has failed.
     #[error("{0}")]
     Below(String),
 }
@@ -118,7 +118,7 @@ struct Whole {
     failure: Option<Failure>,
 }
 
-/// A verdict that is to be said again.
+/// A verdict that will be repeated.
 struct Echo {
     verdict: Control,
     at_us: u64,
@@ -126,18 +126,18 @@ struct Echo {
     left: u32,
 }
 
-/// What has been counted.
+/// Counters of reliable writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Chunks sent, parity included.
     pub chunks: u64,
-    /// Of these, sent again.
+    /// Retransmitted chunks among them.
     pub repeated: u64,
     /// Data chunks recovered from parity.
     pub recovered: u64,
     /// Segments written with a code.
     pub coded: u64,
-    /// Segments written in all.
+    /// All segments written.
     pub written: u64,
 }
 
@@ -147,12 +147,12 @@ pub struct Reliable<B> {
     config: Config,
     rtt_us: Option<u64>,
     way: Least,
-    /// How long chunks take, with what waits below before they leave.
+    /// The time that chunks take, including the queue below.
     delay_us: u64,
-    /// What is known of the loss.
+    /// The estimate of the loss.
     pub estimate: Estimate,
     chosen: Chosen,
-    /// How fast chunks leave, as measured.
+    /// The measured injection rate.
     injection: Injection,
     next_id: [u64; 2],
     wholes: [HashMap<u64, Whole>; 2],
@@ -171,7 +171,7 @@ pub struct Reliable<B> {
 }
 
 impl<B: Clone> Reliable<B> {
-    /// None yet.
+    /// Creates the state without any writes.
     pub fn new(layout: &Layout, config: Config) -> Reliable<B> {
         Reliable {
             layout: *layout,
@@ -198,7 +198,7 @@ impl<B: Clone> Reliable<B> {
         }
     }
 
-    /// Writes bytes into the peer's next read. `None`: too many wait.
+    /// Queues a write into the peer's next read; `None` if too many are queued.
     pub fn write(
         &mut self,
         buffer: &B,
@@ -210,7 +210,7 @@ impl<B: Clone> Reliable<B> {
         self.queue(true, buffer, (offset, bytes), choice, deadline_us)
     }
 
-    /// Takes the peer's next write. `None`: too many wait.
+    /// Queues a read for the peer's next write; `None` if too many are queued.
     pub fn read(&mut self, buffer: &B, offset: u64, bytes: u64, deadline_us: u64) -> Option<u64> {
         self.queue(false, buffer, (offset, bytes), Choice::Fixed(Scheme::SrRto), deadline_us)
     }
@@ -248,18 +248,18 @@ impl<B: Clone> Reliable<B> {
         Some(id)
     }
 
-    /// What has ended.
+    /// Returns the next completion.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// The round trip, if one was measured.
+    /// The round trip, if it has been measured.
     pub fn rtt_us(&self) -> Option<u64> {
         self.rtt_us
     }
 
-    /// The time that a chunk takes to be injected, in ns: as it is given, or as it was measured, if
-    /// it was.
+    /// The time to inject a chunk, in ns: the configured one, or else the measured one, if there is
+    /// one.
     pub fn injection_ns(&self) -> Option<u64> {
         match self.config.injection_ns {
             0 => self.injection.chunk_ns(self.layout.chunk_bytes),
@@ -267,7 +267,7 @@ impl<B: Clone> Reliable<B> {
         }
     }
 
-    /// What has been counted.
+    /// The counters.
     pub fn counts(&self) -> Counts {
         self.counts
     }
@@ -295,7 +295,7 @@ impl<B: Clone> Reliable<B> {
         }
     }
 
-    /// The peer has said something.
+    /// Handles a control message from the peer.
     pub fn hear(&mut self, now_us: u64, message: &Control, sdr: &mut impl Sdr<Buffer = B>) {
         let path = self.path();
         match message {
@@ -338,7 +338,7 @@ impl<B: Clone> Reliable<B> {
         }
     }
 
-    /// Does what is due, and says when something will be; `None`: when there is news.
+    /// Does all work that is due, and returns the next deadline; `None`: the next event.
     pub fn tick(&mut self, now_us: u64, sdr: &mut impl Sdr<Buffer = B>) -> Option<u64> {
         self.start_reads(now_us, sdr);
         self.start_writes(now_us, sdr);

@@ -6,23 +6,24 @@
 //!      └────────── the deadline, or the receiver gives it up ─────┘   (with an error)
 //! ```
 //!
-//! While it sends, a *Begin* tells the receiver what comes, and is said again, as a question,
-//! whenever nothing has been heard for a retransmission timeout.
+//! While the write sends, *Begin* announces it to the receiver. *Begin* is repeated, as a question,
+//! whenever nothing has arrived from the receiver for a retransmission timeout.
 //!
-//! *Selective Repeat*: each chunk that is sent has a timeout, `RTO = (1 + α)·RTT`; an ACK takes
-//! chunks out, a NACK brings a chunk back at once, unless it was sent within the last round trip:
-//! then the NACK speaks of an earlier copy.
+//! *Selective Repeat*: each chunk has a timeout, `RTO = (1 + α)·RTT`. An ACK removes chunks. A NACK
+//! causes an immediate retransmission, unless the chunk was sent within the last round trip: then
+//! the NACK refers to an earlier copy.
 //!
-//! *Erasure coding*: data and parity are sent once, submessage by submessage, each parity encoded
-//! when its data has been sent; or, where that is done aside, while its data is sent. A NACK names
-//! submessages that cannot be recovered: from then on their chunks are under Selective Repeat.
+//! *Erasure coding*: data and parity are sent once, submessage by submessage. Parity is encoded
+//! after its data has been sent or, by another thread, while its data is being sent. A NACK names
+//! submessages that cannot be recovered. From then on, Selective Repeat transfers their chunks.
 //!
-//! A chunk that is sent again goes over the next channel, so a channel that loses everything holds
-//! nothing up.
+//! A chunk is retransmitted over the next channel, so a channel that loses all packets does not
+//! block a write.
 //!
-//! Invariants: nothing is sent before the receives are clear; a chunk is in the queue of those to
-//! be sent again once at most; no parity is sent before it is made; the write is over only when
-//! nothing of it is outstanding; it is over by its deadline, and what was outstanding then.
+//! Invariants: no data is sent before the receives are announced; a chunk is in the retransmission
+//! queue at most once; no parity is sent before it is encoded; the write ends only when none of its
+//! work is outstanding; it ends by its deadline, plus the time for the work that is outstanding
+//! then.
 
 use crate::control::{Control, Missing, Reason};
 use crate::copies::{self, COPIES};
@@ -31,8 +32,8 @@ use crate::submessages::Submessages;
 use std::collections::VecDeque;
 use unbroken_sdr_model::Scheme;
 
-/// A scheme on the wire: 0 and 1 are Selective Repeat without and with NACKs, others are codes'
-/// ids.
+/// The ID of a scheme on the wire: 0 and 1 are Selective Repeat without and with NACKs, all others
+/// are IDs of codes.
 pub fn scheme_id(scheme: Scheme) -> u32 {
     match scheme {
         Scheme::SrRto => 0,
@@ -41,7 +42,7 @@ pub fn scheme_id(scheme: Scheme) -> u32 {
     }
 }
 
-/// The scheme of an id from a peer.
+/// The scheme for an ID from a peer.
 pub fn scheme_of(id: u32) -> Option<Scheme> {
     match id {
         0 => Some(Scheme::SrRto),
@@ -50,21 +51,21 @@ pub fn scheme_of(id: u32) -> Option<Scheme> {
     }
 }
 
-/// Which message of a write.
+/// A message of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// The data's.
+    /// Its data.
     Data,
-    /// The parity's.
+    /// Its parity.
     Parity,
 }
 
-/// What is to be done next.
+/// What to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Encode the parity of a submessage; then ask again.
+    /// Encode the parity of a submessage, then ask again.
     Encode(u32),
-    /// Send a chunk; [`Write::sent`] says that it was taken.
+    /// Send a chunk, then call [`Write::sent`] if the queue pair accepted it.
     Send(Part, Piece),
 }
 
@@ -81,25 +82,26 @@ struct Chunk {
 /// How a write ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// All is in its place.
+    /// All data is in place.
     Done,
-    /// It is given up.
+    /// It was aborted.
     Failed {
-        /// By the peer; else by this end.
+        /// Whether the peer aborted it; otherwise this end did.
         by_peer: bool,
-        /// Why.
+        /// The reason.
         reason: Reason,
     },
 }
 
-/// What the path is like, as the writes of a queue pair measure it.
+/// Properties of the path, as measured by the writes of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Path {
-    /// From handing a chunk down to hearing that it came: the round trip, and what waits before it.
+    /// The time from handing a chunk down to its acknowledgement: the round trip, and the queue
+    /// before it.
     pub rtt_us: u64,
-    /// Time to inject a chunk, in ns; 0: not paced.
+    /// The time to inject a chunk, in ns; 0: not paced.
     pub injection_ns: u64,
-    /// The least retransmission timeout.
+    /// The shortest retransmission timeout.
     pub least_rto_us: u64,
 }
 
@@ -136,16 +138,16 @@ pub struct Write {
     heard_us: Option<u64>,
     deadline_us: u64,
     outcome: Option<Outcome>,
-    /// Chunks sent, and those of them that had been sent before.
+    /// Chunks sent. Those that were retransmitted are in `repeated`.
     pub sent: u64,
     /// See `sent`.
     pub repeated: u64,
-    /// What the receiver said at the end: chunks that had not come.
+    /// Chunks that had not arrived at the end, as the receiver reported.
     pub missing: Option<u32>,
 }
 
 impl Write {
-    /// Of so many bytes in message `seq`.
+    /// Creates a write of `bytes` bytes in message `seq`.
     pub fn new(seq: u64, bytes: u64, chunk_bytes: u32, scheme: Scheme, deadline_us: u64) -> Write {
         let count = bytes.div_ceil(chunk_bytes.into()).max(1) as u32;
         let code = match scheme {
@@ -180,27 +182,27 @@ impl Write {
         }
     }
 
-    /// This write, with each parity asked for before its data is sent.
+    /// Makes this write request each parity before it sends the data.
     pub fn encoding_ahead(self) -> Write {
         Write { ahead: true, ..self }
     }
 
-    /// The parity that [`Step::Encode`] asked for is not there yet.
+    /// Records that another thread is encoding the parity of [`Step::Encode`].
     pub fn parity_is_being_made(&mut self) {
         self.encoding = true;
     }
 
-    /// It is there.
+    /// Records that this parity is ready.
     pub fn parity_is_made(&mut self) {
         self.encoding = false;
     }
 
-    /// Whether parity is being made.
+    /// Whether parity is being encoded.
     pub fn is_encoding(&self) -> bool {
         self.encoding
     }
 
-    /// How it ended, if it has.
+    /// The outcome, if the write has ended.
     pub fn outcome(&self) -> Option<Outcome> {
         self.outcome
     }
@@ -210,17 +212,18 @@ impl Write {
         self.scheme
     }
 
-    /// Its submessages, with a code.
+    /// Its submessages, if it has a code.
     pub fn submessages(&self) -> Option<&Submessages> {
         self.subs.as_ref()
     }
 
-    /// Chunks that it has, data and parity.
+    /// The number of its chunks, data and parity.
     pub fn all_chunks(&self) -> u64 {
         self.chunks.len() as u64 + self.subs.as_ref().map_or(0, |s| u64::from(s.parity_chunks()))
     }
 
-    /// Time has passed. Gives what is to be said; the receives are clear or not.
+    /// Handles the passing of time and returns the message to send. `clear`: whether the receives
+    /// have been announced.
     pub fn poll(&mut self, now_us: u64, clear: bool, path: &Path) -> Option<Control> {
         if self.outcome.is_some() {
             return None;
@@ -265,7 +268,7 @@ impl Write {
         })
     }
 
-    /// When [`Write::poll`] has something to do; there may be steps before.
+    /// When to call [`Write::poll`]; there may be steps before.
     pub fn deadline_us(&self) -> u64 {
         let timeout_us =
             self.timeouts.front().map_or(u64::MAX, |(sent_us, _)| sent_us + self.rto_us);
@@ -368,7 +371,7 @@ impl Write {
         };
     }
 
-    /// The receiver has said something.
+    /// Handles a control message from the receiver.
     pub fn hear(&mut self, now_us: u64, message: &Control, path: &Path) {
         if self.outcome.is_some() {
             return;

@@ -62,8 +62,9 @@ fn a_dead_path_is_found_within_a_round_if_another_answers() {
 fn a_path_that_answers_lives_and_nobody_is_probed_further() {
     let mut h = two_paths();
     h.ask(0, A, 0);
-    assert_eq!(run(&mut h, 0, 300, |_, _| Some(1)), [(1, A, Verdict::Alive)]);
-    assert_eq!(h.poll_timeout(), None);
+    assert_eq!(run(&mut h, 0, 2, |_, _| Some(1)), [(1, A, Verdict::Alive)]);
+    assert_eq!(h.poll_timeout(), None, "the round ends with its last question");
+    assert_eq!(run(&mut h, 2, 300, |_, _| Some(1)), []);
     assert_eq!(h.ask(300_000, A, 299_000), Answer::Asked, "that was long ago");
 }
 
@@ -336,4 +337,13 @@ fn a_path_that_never_answers_is_probed_ever_less_often_and_may_be_trusted() {
     assert!((8..=16).contains(&probes.get()), "{} in a minute", probes.get());
     h.trust(B);
     assert!(!h.is_dead(B), "a queue pair has it as its own");
+}
+
+#[test]
+fn a_path_that_has_failed_is_not_alive_because_a_program_uses_it() {
+    let mut h = two_paths();
+    h.ask(0, A, 0);
+    run(&mut h, 0, 100, |_, p| (p == B).then_some(1));
+    h.trust(A);
+    assert!(h.is_dead(A), "it never answered and has failed");
 }
