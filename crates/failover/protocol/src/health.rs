@@ -24,6 +24,9 @@
 //! For this to be evidence, a peer answers a probe only when it has looked at all that had arrived
 //! by its other NICs, and answered that, too.
 //!
+//! *Queues.* Probes wait behind the data of their path. What a path's own answers have taken lately
+//! is known, and a path is not given up before a multiple of that ([`QUEUE_FACTOR`]).
+//!
 //! *Time* is the observer's: a clock that stands still while the observing thread is kept from its
 //! core, so that a starved observer does not take its own sleep for the silence of others.
 //!
@@ -65,6 +68,12 @@ const TESTIMONIES: u32 = 3;
 /// From the last of these answers on, a path that is asked has so many times as long as the witness
 /// took, and at least this: both are asked at once, but answers may come in any order.
 const WITNESS_FACTOR: u64 = 8;
+/// A path whose own answers have taken long is waited for so many times as long: its data fills a
+/// queue, or a port is paused, and the probes wait behind that while paths without data answer at
+/// once.
+const QUEUE_FACTOR: u64 = 4;
+/// The longest that a path is waited for since its answers take long.
+const MAX_QUEUE_US: u64 = 500_000;
 /// What is told of a failure within so long is told of the same one.
 const SAME_FAILURE_US: u64 = 20_000;
 /// See [`WITNESS_FACTOR`].
@@ -243,6 +252,7 @@ impl PeerHealth {
         }
         let (sent_us, which) = pair.sent[(sequence % REMEMBERED) as usize];
         pair.alive_us = Some(pair.alive_us.map_or(sent_us, |at| at.max(sent_us)));
+        pair.answered(now_us.saturating_sub(sent_us));
         match pair.state {
             State::Calm => {}
             // What left before the question says nothing of the time since.
@@ -435,13 +445,13 @@ impl PeerHealth {
             return None;
         };
         let silent_us = since_us + self.config.silent_peer_us;
+        let queue_us = (QUEUE_FACTOR * pair.answer_us).min(MAX_QUEUE_US);
+        let queue_us = if left_out!(self.config.mutation, NoQueue) { 0 } else { queue_us };
+        let least_us = since_us + self.config.round_us.max(queue_us);
         let doomed_us = doomed_us
             .or(left_out!(self.config.mutation, NoWitness).then_some(0))
             .filter(|_| probes >= if self.loses(*port_path) { LOSSY_PROBES } else { MIN_PROBES });
-        Some(
-            doomed_us
-                .map_or(silent_us, |at| at.max(since_us + self.config.round_us).min(silent_us)),
-        )
+        Some(doomed_us.map_or(silent_us, |at| at.max(least_us).min(silent_us)))
     }
 
     /// Has all paths that are asked probed, and some that are not.

@@ -32,6 +32,8 @@ pub enum Mutation {
     HeardIsProof,
     /// A path that does not answer is given up although no other answers either.
     NoWitness,
+    /// A path whose answers have taken long is given up as soon as any other.
+    NoQueue,
     /// Paths that were tried in vain are chosen like others.
     Forgetful,
     /// A path that loses much is left although all others lose as much.

@@ -37,6 +37,8 @@ pub(super) struct Pair {
     pub(super) unproven: bool,
     /// The last sign of life.
     pub(super) alive_us: Option<u64>,
+    /// How long answers have taken lately: the longest, which fades with each answer.
+    pub(super) answer_us: u64,
     /// Number of the next probe.
     pub(super) sequence: u32,
     /// When the last probes were sent, by number, and as which of all probes to the peer.
@@ -60,6 +62,7 @@ impl Pair {
             works: true,
             unproven: false,
             alive_us: None,
+            answer_us: 0,
             sequence: 0,
             sent: [(0, 0); REMEMBERED as usize],
             due: false,
@@ -74,6 +77,11 @@ impl Pair {
     /// It is not known to be dead, and our NIC works.
     pub(super) fn carries(&self) -> bool {
         self.works && !matches!(self.state, State::Dead { .. })
+    }
+
+    /// An answer has taken that long.
+    pub(super) fn answered(&mut self, took_us: u64) {
+        self.answer_us = took_us.max(self.answer_us - self.answer_us.div_ceil(8));
     }
 
     /// It has failed now. That it still does not work is no second failure.

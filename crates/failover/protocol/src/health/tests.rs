@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::slots::SlotPath;
+use crate::Mutation;
 
 const fn path(local: u8, remote: u8) -> SlotPath {
     SlotPath { local, remote }
@@ -146,7 +147,7 @@ fn a_path_is_given_up_only_after_three_answers_of_others() {
 
 #[test]
 fn a_witness_that_is_left_out_is_noticed() {
-    let mutation = crate::Mutation::NoWitness;
+    let mutation = Mutation::NoWitness;
     let mut h = PeerHealth::new(HealthConfig { mutation, ..HealthConfig::default() });
     h.ask(0, A, 0);
     assert_eq!(run(&mut h, 0, 200, |_, _| None), [(45, A, Verdict::Dead)], "what the rule is for");
@@ -167,6 +168,31 @@ fn a_path_that_is_slower_than_its_witness_lives() {
     run(&mut h, 0, 900, |_, _| None);
     let said = run(&mut h, 900, 2_000, |_, p| Some(if p == A { 15 } else { 1 }));
     assert!(matches!(said[..], [(_, A, Verdict::Alive)]), "{said:?}");
+}
+
+/// The data of a path fills a queue, which its probes wait behind: its answers take longer and
+/// longer, while those of a path without data come at once.
+#[test]
+fn a_path_whose_answers_take_long_is_waited_for() {
+    let verdict = |mutation| {
+        let mut h = PeerHealth::new(HealthConfig { mutation, ..HealthConfig::default() });
+        h.add(A);
+        h.add(B);
+        h.ask(0, A, 0);
+        let said = run(&mut h, 0, 100, |_, p| Some(if p == A { 30 } else { 1 }));
+        assert_eq!(said, [(30, A, Verdict::Alive)]);
+        h.ask(100_000, A, 100_000);
+        let said = run(&mut h, 100, 300, |_, p| Some(if p == A { 90 } else { 1 }));
+        (said, h)
+    };
+    let (said, mut h) = verdict(Mutation::None);
+    assert_eq!(said, [(190, A, Verdict::Alive)]);
+    // It is cut: the question lasts for as long as such a queue might.
+    h.ask(300_000, A, 300_000);
+    let said = run(&mut h, 300, 1_000, |_, p| (p == B).then_some(1));
+    assert!(matches!(said[..], [(601..=661, A, Verdict::Dead)]), "{said:?}");
+    let (said, _) = verdict(Mutation::NoQueue);
+    assert_eq!(said[0], (145, A, Verdict::Dead), "the rule is left out");
 }
 
 /// The peer takes its witness's probe before that of the path has even left, and then has no core
