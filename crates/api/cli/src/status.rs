@@ -107,6 +107,14 @@ pub(crate) fn all_nics(runtime: &Runtime) -> Result<Vec<NicStatus>> {
     Ok(collect(runtime)?.nics)
 }
 
+/// The state of a NIC, and which legs of its bond are down.
+fn with_legs(nic: &NicStatus) -> String {
+    match nic.legs_down.is_empty() {
+        true => nic.state.clone(),
+        false => format!("{}, leg {} down", nic.state, nic.legs_down.join(", ")),
+    }
+}
+
 /// The NICs that someone opened or that have a fault.
 fn nic_table(nics: &[NicStatus]) -> String {
     let shown = |n: &&NicStatus| {
@@ -137,7 +145,7 @@ fn nic_table(nics: &[NicStatus]) -> String {
             n.nic.clone(),
             n.addr.clone(),
             n.device.clone(),
-            n.state.clone(),
+            with_legs(n),
             mb(c.tx_bytes),
             mb(c.rx_bytes),
             c.retransmits.to_string(),
@@ -181,5 +189,28 @@ fn qp_table<'a>(qps: impl Iterator<Item = &'a QpStatus>) -> String {
         table(&rows)
     } else {
         "  no QPs\n".into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use unbroken_events::NicCounters;
+
+    #[test]
+    fn a_leg_that_is_down_is_shown_with_the_state() {
+        let nic = NicStatus {
+            nic: "mlx5_bond_0".into(),
+            addr: "10.0.0.1".into(),
+            device: "verbs".into(),
+            state: "active".into(),
+            faults: Vec::new(),
+            legs_down: vec!["ens1f1".into()],
+            pids: vec![7],
+            registered_bytes: 0,
+            counters: NicCounters::default(),
+        };
+        let table = nic_table(&[nic]);
+        assert!(table.contains("active, leg ens1f1 down"), "{table}");
     }
 }

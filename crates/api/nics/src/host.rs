@@ -95,6 +95,10 @@ impl NicSet for Host {
         self.logical.memory().registered_bytes(i)
     }
 
+    fn legs_down(&self, i: usize) -> Vec<String> {
+        self.nics.legs_down(i)
+    }
+
     /// Each NIC here has one port that QPs use.
     fn first_port(&self, gid: Gid) -> Gid {
         gid

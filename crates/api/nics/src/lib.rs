@@ -14,9 +14,9 @@ mod soft;
 pub use network::{Network, OwnPort, Place};
 pub use reach::{reach, reach_each_other, Reach};
 pub use unbroken_hostnic::{
-    choose_gid, inside, interface_of_link, other_devices, DeviceFault, DeviceFaultForm,
-    DeviceFaults, GidChoice, Harm, HostNics, OtherDevice, PortView, SetFault, Taker, Wanted, When,
-    DEVICE_FAULT_FORMS, MAX_GIDS,
+    bond_legs, choose_gid, inside, interface_of_link, other_devices, BondLeg, DeviceFault,
+    DeviceFaultForm, DeviceFaults, GidChoice, Harm, HostNics, OtherDevice, PortView, SetFault,
+    Taker, Wanted, When, DEVICE_FAULT_FORMS, MAX_GIDS,
 };
 pub use unbroken_softnic::{interface_index, program_action, NicInfo, PortInfo};
 

@@ -335,6 +335,7 @@ mod tests {
             device: "full".into(),
             state: state.into(),
             faults: faults.iter().map(ToString::to_string).collect(),
+            legs_down: Vec::new(),
             pids: vec![7],
             registered_bytes: 0,
             counters: NicCounters::default(),

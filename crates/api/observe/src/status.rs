@@ -316,5 +316,16 @@ fn nic_status(
         None => {}
     }
     let (addr, faults) = (addr.to_string(), Vec::new());
-    (NicStatus { nic, addr, device, state, faults, pids, registered_bytes: 0, counters }, problem)
+    let status = NicStatus {
+        nic,
+        addr,
+        device,
+        state,
+        faults,
+        legs_down: Vec::new(),
+        pids,
+        registered_bytes: 0,
+        counters,
+    };
+    (status, problem)
 }

@@ -15,6 +15,7 @@ pub(crate) fn with(time_us: u64, tx_bytes: u64, dead: bool) -> Snapshot {
             device: "full".into(),
             state: if dead { "dead" } else { "active" }.into(),
             faults: if dead { vec!["nic a/0 dead".into()] } else { Vec::new() },
+            legs_down: Vec::new(),
             pids: vec![7],
             registered_bytes: 0,
             counters: NicCounters { tx_bytes, ..NicCounters::default() },

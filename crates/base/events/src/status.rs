@@ -44,6 +44,10 @@ pub struct NicStatus {
     pub state: String,
     /// The faults on its way, in the words of `unbroken fault set`.
     pub faults: Vec<String>,
+    /// Devices of the machine: the legs that are down of the bond behind it. It carries less, and
+    /// verbs report nothing.
+    #[serde(default)]
+    pub legs_down: Vec<String>,
     /// Living processes that have it open.
     pub pids: Vec<u32>,
     /// Bytes of memory regions that are registered, and pinned, on it, where each NIC has its own:

@@ -43,6 +43,11 @@ pub trait NicSet: Send + Sync {
         let _ = i;
         0
     }
+    /// The legs that are down of the bond behind NIC `i`, if there is a bond.
+    fn legs_down(&self, i: usize) -> Vec<String> {
+        let _ = i;
+        Vec::new()
+    }
     /// The GID of port 1 of the NIC, of whatever host, that has a port with this GID: QPNs are a
     /// NIC's, whichever port carries its QPs.
     fn first_port(&self, gid: Gid) -> Gid;

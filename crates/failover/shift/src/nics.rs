@@ -286,6 +286,7 @@ impl NicTable {
             device: "verbs".into(),
             state: state.into(),
             faults: Vec::new(),
+            legs_down: self.nics.legs_down(i),
             pids: vec![std::process::id()],
             registered_bytes: self.nics.registered_bytes(i),
             counters: NicCounters {

@@ -26,6 +26,7 @@
 //! once it can be used again.
 
 mod ah;
+mod bonds;
 mod context;
 mod convert;
 mod counters;
@@ -44,6 +45,7 @@ mod revival;
 mod srq;
 mod windows;
 
+pub use bonds::{bond_legs, BondLeg};
 pub use context::{PortView, MAX_GIDS};
 pub use counters::{other_devices, OtherDevice};
 pub use faults::{

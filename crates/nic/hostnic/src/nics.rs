@@ -1,5 +1,6 @@
 //! The devices that were asked for.
 
+use crate::bonds::bond_legs;
 use crate::context::{Context, PortView};
 use crate::counters::{
     device_count, interface_of, other_devices, CounterFiles, OtherDevice, SYSFS,
@@ -295,6 +296,13 @@ impl HostNics {
             (Some(faults), Some(life)) => faults.around(i, life, device),
             _ => device,
         })
+    }
+
+    /// The legs that are down of the bond behind NIC `i`, if its interface is a bond.
+    pub fn legs_down(&self, i: usize) -> Vec<String> {
+        let legs = self.interface(i).and_then(|name| bond_legs(Path::new("/sys"), &name));
+        let down = legs.unwrap_or_default().into_iter().filter(|leg| !leg.is_up);
+        down.map(|leg| leg.name).collect()
     }
 
     /// The network interface behind NIC `i`, where the kernel names one.

@@ -3,6 +3,7 @@
 use std::net::Ipv6Addr;
 use std::path::Path;
 
+use unbroken_nics::bond_legs;
 use unbroken_types::{Gid, GidType};
 use unbroken_verbs::GidEntry;
 
@@ -236,18 +237,15 @@ fn counted(port: &Port) -> String {
 
 /// The legs of a bond behind a device. None where its interface is no bond.
 ///
-/// The driver makes one RDMA device of a bond (`mlx5_bond_0`). When a leg fails, the device loses a
-/// part of its rate, and verbs report nothing.
+/// When a leg fails, the device loses a part of its rate, and verbs report nothing.
 pub(crate) fn bond(roots: &Roots, device: &Device) -> Option<Line> {
     const CHECK: &str = "bond";
     let interface = device.port()?.interface.as_deref()?;
-    let net = roots.sys.join("class/net");
-    let legs = text(&net.join(interface).join("bonding/slaves"))?;
-    let is_up = |leg: &str| {
-        text(&net.join(leg).join("bonding_slave/mii_status")).is_some_and(|state| state == "up")
-    };
-    let (up, down): (Vec<&str>, Vec<&str>) = legs.split_whitespace().partition(|leg| is_up(leg));
-    let all = format!("{interface} is a bond of {}", legs.replace(' ', " and "));
+    let legs = bond_legs(&roots.sys, interface)?;
+    let names: Vec<&str> = legs.iter().map(|leg| leg.name.as_str()).collect();
+    let down: Vec<&str> =
+        legs.iter().filter(|leg| !leg.is_up).map(|leg| leg.name.as_str()).collect();
+    let all = format!("{interface} is a bond of {}", names.join(" and "));
     let line = match down.is_empty() {
         true => Line::note(
             CHECK,
@@ -261,8 +259,8 @@ pub(crate) fn bond(roots: &Roots, device: &Device) -> Option<Line> {
             format!(
                 "{all}; {} is down, {} of {} carry",
                 down.join(", "),
-                up.len(),
-                up.len() + down.len()
+                legs.len() - down.len(),
+                legs.len()
             ),
             format!("look at the cable and the switch's port (`ethtool {}`)", down[0]),
         ),
