@@ -1,5 +1,5 @@
 /* A storage target and its initiator, with the calls of SPDK's NVMe-oF: a listener, one CQ and one
- * SRQ for all connections, RDMA READs and WRITEs of the target, events of rdma_cm and of the device.
+ * SRQ for all connections, RDMA READs and WRITEs of the target, events of rdma_cm and the device.
  *
  *     cm_storage PORT                        the target
  *     cm_storage PORT ADDRESS SECONDS        the initiator

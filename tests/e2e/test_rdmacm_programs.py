@@ -80,8 +80,8 @@ _FABRICS = {"msg": ("verbs", "msg"), "ofi_rxm": ("verbs;ofi_rxm", "rdm")}
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("kind", _FABRICS)
 def test_libfabric(logs, kind, fault):
-    """fi_pingpong, which compares what it receives. libfabric looks for NICs among the interfaces of
-    the machine."""
+    """fi_pingpong, which compares what it receives. libfabric looks for NICs among the interfaces
+    of the machine."""
     needs("fi_pingpong", "libfabric-bin")
     port, (provider, endpoint) = free_port(), _FABRICS[kind]
     with Fabric(logs, *TWO) as fabric:

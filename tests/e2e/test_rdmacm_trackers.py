@@ -1,5 +1,5 @@
-"""What users of rdma_cm report when a NIC fails, as tests: tests/c/cm_storage.c makes the calls of a
-storage target and its initiator, and ends at any event that a NIC's failure raises."""
+"""What users of rdma_cm report when a NIC fails, as tests: tests/c/cm_storage.c makes the calls of
+a storage target and its initiator, and ends at any event that a NIC's failure raises."""
 
 import re
 

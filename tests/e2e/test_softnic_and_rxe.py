@@ -121,6 +121,51 @@ def test_both_understand_each_other(logs, case, client):
         ends.run(client, CASES[case], 100)
 
 
+# Programs that connect by address, and what they are told at both ends.
+CONNECTED = {
+    "rping": ["rping", "-V", "-C", 50],
+    "perftest": ["ib_write_bw", "-R", "-F", "-m", 1024, "-s", 65536, "-n", 100],
+}
+
+
+@pytest.mark.parametrize("client", ["soft", "rxe"])
+@pytest.mark.parametrize("program", CONNECTED)
+def test_they_connect_by_address(logs, program, client):
+    """softnic's CM and the kernel's."""
+    port, address = free_port(), RXE if client == "soft" else SOFT
+    words = [*CONNECTED[program], "-p", port]
+    ends = {"client": ["-c", "-a", address], "server": ["-s", "-a", address]}
+    if program != "rping":
+        ends = {"client": [address], "server": []}
+    run = ["ip", "netns", "exec", "soft", BUILD / "unbroken", "--runtime", logs / "runtime"]
+    before = {"soft": [*run, "run", "--nics", SOFT, "--"], "rxe": []}
+    environment = {"PATH": "/usr/bin:/bin:/sbin"}
+    start = lambda end, role: Process(
+        end, [*before[end], *words, *ends[role]], logs / f"{end}.log", environment
+    )
+    other = "rxe" if client == "soft" else "soft"
+    passed_before, programs = passed(0), [start(other, "server")]
+    try:
+        wait_until(lambda: programs[0].ended() or _is_listening(logs, port), 40, "it listens")
+        programs.append(start(client, "client"))
+        for process in reversed(programs):
+            process.expect_success(60)
+    finally:
+        for process in programs:
+            process.kill()
+    least = 50 * 64 if program == "rping" else 100 * 65536
+    if passed(0) - passed_before < least:
+        raise Failure(f"{passed(0) - passed_before} bytes have passed the wire")
+
+
+def _is_listening(logs, port):
+    """Whether somebody listens at a port of rdma_cm, the kernel's or softnic's."""
+    files = (logs / "runtime").glob(f"cm/ports/*/tcp-{port}/*@*")
+    return f":{port} " in sh("rdma resource show cm_id") or any(
+        file.read_text() == "listens\n" for file in files
+    )
+
+
 @pytest.mark.parametrize("client", ["soft", "rxe"])
 @pytest.mark.parametrize("case", ["write", "send", "read"])
 def test_with_loss(logs, case, client):

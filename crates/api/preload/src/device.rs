@@ -2,7 +2,7 @@
 
 use crate::ffi::{code, copy_text, failed, guard, minus_one, pointer, say};
 use crate::objects::{free, ContextObj, CqObj, DeviceObj, QpObj, SrqObj, CQS, QPS, SRQS};
-use crate::real::pass;
+use crate::real::{function, pass};
 use crate::{cq, cq_poll, dm, domain, memory, post, qp, query, races, srq, unsupported, window};
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_void};
@@ -10,7 +10,7 @@ use std::mem::{offset_of, size_of, zeroed};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::{addr_of_mut, null_mut};
 use std::sync::{Once, OnceLock};
-use unbroken_nics::HostNics;
+use unbroken_nics::{inside, HostNics};
 use unbroken_shift::api::{AsyncElement, DeviceInfo};
 use unbroken_verbs::abi::{
     ibv_async_element, ibv_async_event, ibv_context, ibv_device, verbs_context, PollCq, PostRecv,
@@ -148,8 +148,25 @@ unsafe extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
 #[no_mangle]
 unsafe extern "C" fn ibv_get_device_index(device: *mut ibv_device) -> c_int {
     pass!(ibv_get_device_index(device));
-    // SAFETY: a device of ours.
-    unsafe { DeviceObj::of(device) }.map_or(-1, |d| d.index as c_int)
+    guard(-1, || {
+        // SAFETY: a device of ours.
+        let Ok(d) = (unsafe { DeviceObj::of(device) }) else { return -1 };
+        match unbroken_nics::machine() {
+            Ok(Some(machine)) => kernels_index(machine, d.index).unwrap_or(-1),
+            _ => d.index as c_int,
+        }
+    })
+}
+
+/// The kernel's index of a device, by which its rdma_cm names it; `None` where it cannot be had.
+fn kernels_index(machine: &HostNics, index: usize) -> Option<c_int> {
+    let ours = ibv_get_device_index as unsafe extern "C" fn(_) -> _;
+    let real = function(c"ibv_get_device_index", ours)?;
+    let ask = |context: *mut ibv_context| {
+        // SAFETY: an open context of libibverbs, whose device lives as long.
+        inside::enter(|| unsafe { real((*context).device) })
+    };
+    machine.with_context(index, ask).ok()
 }
 
 #[no_mangle]
