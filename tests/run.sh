@@ -40,6 +40,7 @@ lint() {
     step format $cargo fmt --all --check
     step clippy $cargo clippy -q --workspace --all-targets --release -- -D warnings
     step deps $cargo xtask deps
+    step docs $cargo xtask docs
     # A workspace of its own. Nothing is linked, so libFuzzer itself is not compiled.
     step fuzz-format $cargo fmt --check --manifest-path fuzz/Cargo.toml
     step fuzz-targets env RUSTFLAGS="--cfg fuzzing" CUSTOM_LIBFUZZER_PATH=/none/libfuzzer.a \
@@ -74,6 +75,7 @@ test)
     unit 5000
     mutants
     step deps $cargo xtask deps
+    step docs $cargo xtask docs
     step abi $cargo xtask abi
     end_to_end "smoke and not timing"
     ;;

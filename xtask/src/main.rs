@@ -5,6 +5,7 @@
 //!   symbols and cannot carry libibverbs' names as libraries expect them).
 //! - `abi`: compares the layouts in `unbroken_verbs::abi` with the installed `infiniband/verbs.h`,
 //!   and the list of functions in `crates/api/preload/exports.txt` with the installed libibverbs.
+//! - `docs`: whether pages of the reference say what the code declares; `docs --write` renews them.
 //! - `deps`: the rules that shape the code (which crate may depend on which, where `unsafe` lives,
 //!   circles of files, how long files are); `deps --uses crates/verbs`: which file of a crate uses
 //!   which, with a `*` where that leads back.
@@ -12,6 +13,7 @@
 
 mod abi;
 mod deps;
+mod docs;
 mod exports;
 mod so;
 mod workspace;
@@ -19,7 +21,8 @@ mod workspace;
 use std::process::ExitCode;
 use workspace::built_for_release;
 
-const USAGE: &str = "usage: cargo xtask so [--release] | abi | deps [--uses CRATE_FOLDER]";
+const USAGE: &str =
+    "usage: cargo xtask so [--release] | abi | docs [--write] | deps [--uses CRATE_FOLDER]";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -36,6 +39,11 @@ fn main() -> ExitCode {
             );
             Ok(())
         }),
+        ["docs"] => docs::check(false)
+            .map(|(parts, _)| println!("docs: {parts} parts of the reference are as declared")),
+        ["docs", "--write"] => {
+            docs::check(true).map(|(_, pages)| pages.iter().for_each(|page| println!("{page}")))
+        }
         ["deps"] => deps::check(),
         ["deps", "--uses", folder] => deps::uses(folder),
         _ => Err(USAGE.to_string()),

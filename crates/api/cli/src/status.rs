@@ -1,6 +1,6 @@
 //! `unbroken status`.
 
-use unbroken_events::{BackupsStatus, NicStatus, QpStatus};
+use unbroken_events::{BackupsStatus, NicStatus, QpStatus, NIC_COUNTERS};
 use unbroken_fabric::{now_us, Runtime};
 use unbroken_observe::Status;
 use unbroken_units::text::shown;
@@ -123,37 +123,16 @@ fn nic_table(nics: &[NicStatus]) -> String {
             || !n.pids.is_empty()
             || !n.faults.is_empty()
     };
-    let mut rows = vec![[
-        "nic",
-        "address",
-        "device",
-        "state",
-        "tx MB",
-        "rx MB",
-        "sent again",
-        "dropped",
-        "bad ICRC",
-        "unknown source",
-        "faults",
-    ]
-    .map(String::from)
-    .to_vec()];
+    let columns = || NIC_COUNTERS.iter().filter_map(|c| Some((c.of, c.column?)));
+    let mut head = ["nic", "address", "device", "state"].map(String::from).to_vec();
+    head.extend(columns().map(|(_, column)| column.heading().into()));
+    head.push("faults".into());
+    let mut rows = vec![head];
     rows.extend(nics.iter().filter(shown).map(|n| {
-        let mb = |bytes: u64| format!("{:.1}", bytes as f64 / 1e6);
-        let c = &n.counters;
-        vec![
-            n.nic.clone(),
-            n.addr.clone(),
-            n.device.clone(),
-            with_legs(n),
-            mb(c.tx_bytes),
-            mb(c.rx_bytes),
-            c.retransmits.to_string(),
-            c.drops.to_string(),
-            c.icrc_errors.to_string(),
-            c.strangers.to_string(),
-            n.faults.join(", "),
-        ]
+        let mut row = vec![n.nic.clone(), n.addr.clone(), n.device.clone(), with_legs(n)];
+        row.extend(columns().map(|(of, column)| column.show(n.counters.get(of))));
+        row.push(n.faults.join(", "));
+        row
     }));
     if rows.len() > 1 {
         table(&rows)

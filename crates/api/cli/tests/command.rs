@@ -8,7 +8,7 @@ use serde_json::Value;
 use unbroken_events::{
     BackupsStatus, Event, EventLog, ProcessStatus, QpStatus, StatusServer, Switch, SwitchKind, What,
 };
-use unbroken_fabric::{NicPage, Runtime, SlotCounters, FAULT_FORMS};
+use unbroken_fabric::{NicCounter, NicPage, Runtime, FAULT_FORMS};
 use unbroken_runtime::{Presence, ProcessName};
 
 fn unbroken(runtime: &Path, args: &[&str]) -> Output {
@@ -279,8 +279,8 @@ fn status_joins_pages_faults_and_processes() {
     good(dir.path(), &["fault", "set", "nic a/0 dead"]);
     let octet = unbroken_fabric::Fabric::open(&runtime).unwrap().octet();
     let page = NicPage::open(&runtime, [127, octet, 1, 1].into()).unwrap();
-    SlotCounters::add(&page.slot(0).tx_bytes, 5_000_000);
-    SlotCounters::add(&page.slot(0).tx_packets, 5);
+    page.slot(0).add(NicCounter::TxBytes, 5_000_000);
+    page.slot(0).add(NicCounter::TxPackets, 5);
     NicPage::open(&runtime, "10.0.0.1".parse().unwrap()).unwrap();
     let server = StatusServer::bind(&runtime).unwrap();
     let pid = std::process::id();

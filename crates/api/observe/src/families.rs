@@ -16,6 +16,7 @@ use crate::totals::{Times, BOUNDS_US};
 const MAX_SAMPLES: usize = 4_096;
 
 /// A metric that there may be: its name, what it is, and what its help says.
+#[derive(Clone, Copy)]
 pub struct Kind {
     /// Its name.
     pub name: &'static str,

@@ -1,11 +1,12 @@
 //! A snapshot as a page of Prometheus metrics.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 use prometheus::proto::MetricType::{self, COUNTER, GAUGE, HISTOGRAM};
 use unbroken_coll::Snapshot as Communicator;
 use unbroken_edge_daemon::status::Status as Edge;
-use unbroken_events::NicStatus;
+use unbroken_events::{NicStatus, NIC_COUNTERS};
 
 use crate::families::{Families, Kind};
 use crate::health::health;
@@ -19,37 +20,20 @@ const fn kind(name: &'static str, of: MetricType, help: &'static str) -> Kind {
 
 /// All metrics that a page may have. Names and helps of those that begin with `node_infiniband` are
 /// node_exporter's, for NICs that it does not see.
-pub const KINDS: &[Kind] = &[
-    kind(
-        "node_infiniband_port_data_received_bytes_total",
-        COUNTER,
-        "Number of data octets received on all links",
-    ),
-    kind(
-        "node_infiniband_port_data_transmitted_bytes_total",
-        COUNTER,
-        "Number of data octets transmitted on all links",
-    ),
-    kind(
-        "node_infiniband_port_packets_received_total",
-        COUNTER,
-        "Number of packets received on all VLs by this port (including errors)",
-    ),
-    kind(
-        "node_infiniband_port_packets_transmitted_total",
-        COUNTER,
-        "Number of packets transmitted on all VLs from this port (including errors)",
-    ),
-    kind(
-        "node_infiniband_port_discards_received_total",
-        COUNTER,
-        "Number of inbound packets discarded by the port because the port is down or congested",
-    ),
-    kind(
-        "node_infiniband_port_errors_received_total",
-        COUNTER,
-        "Number of packets containing an error that were received on this port",
-    ),
+pub static KINDS: LazyLock<Vec<Kind>> = LazyLock::new(|| {
+    let mut kinds: Vec<Kind> = Vec::new();
+    for metric in NIC_COUNTERS.iter().filter_map(|counter| counter.metric) {
+        // Two counters share a metric that has directions.
+        if kinds.iter().all(|kind| kind.name != metric.name) {
+            kinds.push(kind(metric.name, COUNTER, metric.help));
+        }
+    }
+    kinds.extend_from_slice(OTHERS);
+    kinds
+});
+
+/// Those that are not counters of a NIC.
+const OTHERS: &[Kind] = &[
     kind(
         "node_infiniband_state_id",
         GAUGE,
@@ -65,17 +49,6 @@ pub const KINDS: &[Kind] = &[
     kind("unbroken_nic_drained", GAUGE, "1 if an operator has drained the NIC."),
     kind("unbroken_nic_faults", GAUGE, "Faults that are set on the NIC and hold now."),
     kind("unbroken_nic_processes", GAUGE, "Processes that have the NIC open."),
-    kind(
-        "unbroken_nic_payload_bytes_total",
-        COUNTER,
-        "Payload of applications that the NIC carried, by direction.",
-    ),
-    kind("unbroken_nic_retransmitted_packets_total", COUNTER, "Packets that were sent again."),
-    kind(
-        "unbroken_nic_unknown_source_packets_total",
-        COUNTER,
-        "Packets for a QP that did not come from its peer, and were dropped.",
-    ),
     kind("unbroken_nic_deaths_total", COUNTER, "How often the log says that the NIC died."),
     kind(
         "unbroken_nic_port_downs_total",
@@ -197,7 +170,7 @@ pub const KINDS: &[Kind] = &[
 
 /// The page of metrics of a snapshot.
 pub fn metrics(snapshot: &Snapshot) -> String {
-    let mut to = Families::new(KINDS);
+    let mut to = Families::new(&KINDS);
     to.add("unbroken_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1.0);
     to.add("unbroken_observation_age_seconds", &[], snapshot.qps_age_us as f64 / 1e6);
     to.add("unbroken_observation_problems", &[], snapshot.problems.len() as f64);
@@ -246,22 +219,17 @@ fn add_nic(to: &mut Families, nic: &NicStatus) {
     let of_port = [("device", device), ("port", port)];
     let id = if state == "active" { 4.0 } else { 1.0 };
     to.add("node_infiniband_state_id", &of_port, id);
-    for (name, value) in [
-        ("node_infiniband_port_data_received_bytes_total", c.rx_bytes),
-        ("node_infiniband_port_data_transmitted_bytes_total", c.tx_bytes),
-        ("node_infiniband_port_packets_received_total", c.rx_packets),
-        ("node_infiniband_port_packets_transmitted_total", c.tx_packets),
-        ("node_infiniband_port_discards_received_total", c.drops),
-        ("node_infiniband_port_errors_received_total", c.icrc_errors),
-    ] {
-        to.add(name, &of_port, value as f64);
+    for counter in NIC_COUNTERS {
+        let Some(metric) = counter.metric else { continue };
+        let value = c.get(counter.of) as f64;
+        match metric.direction {
+            Some(direction) => to.add(metric.name, &[of[0], ("direction", direction)], value),
+            None if metric.name.starts_with("node_infiniband") => {
+                to.add(metric.name, &of_port, value);
+            }
+            None => to.add(metric.name, &of, value),
+        }
     }
-    for (direction, bytes) in [("tx", c.tx_payload_bytes), ("rx", c.rx_payload_bytes)] {
-        let labels = [of[0], ("direction", direction)];
-        to.add("unbroken_nic_payload_bytes_total", &labels, bytes as f64);
-    }
-    to.add("unbroken_nic_retransmitted_packets_total", &of, c.retransmits as f64);
-    to.add("unbroken_nic_unknown_source_packets_total", &of, c.strangers as f64);
 }
 
 fn add_totals(to: &mut Families, totals: &Totals) {
@@ -413,7 +381,7 @@ mod tests {
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), KINDS.len(), "each once");
-        for kind in KINDS {
+        for kind in KINDS.iter() {
             assert_eq!(kind.name.ends_with("_total"), kind.of == COUNTER, "{}", kind.name);
         }
     }

@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod cause;
+mod counters;
 mod event;
 mod log;
 mod sdr;
@@ -20,9 +21,10 @@ mod status;
 mod timeline;
 
 pub use cause::{fault_place, fill_detect_us};
+pub use counters::{Column, Counter, CounterMetric, NicCounter, NicCounters, NIC_COUNTERS};
 pub use event::{Event, Switch, SwitchKind, What};
 pub use log::{read_events, EventLog, EventTail, LOG_LIMIT_BYTES};
 pub use sdr::{sdr_status, set_sdr_source, SdrStatus};
 pub use server::{answering_processes, query_status, StatusServer};
-pub use status::{BackupsStatus, NicCounters, NicStatus, ProcessStatus, QpStatus};
+pub use status::{BackupsStatus, NicStatus, ProcessStatus, QpStatus};
 pub use timeline::{happened, Timeline};

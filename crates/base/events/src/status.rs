@@ -2,34 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::counters::NicCounters;
 use crate::sdr::SdrStatus;
-
-/// The counters of a NIC, over all processes since its page was made.
-#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct NicCounters {
-    /// Bytes sent, with headers.
-    pub tx_bytes: u64,
-    /// Bytes received, with headers.
-    pub rx_bytes: u64,
-    /// Packets sent.
-    pub tx_packets: u64,
-    /// Packets received.
-    pub rx_packets: u64,
-    /// Payload bytes of the applications sent.
-    pub tx_payload_bytes: u64,
-    /// Payload bytes of the applications received.
-    pub rx_payload_bytes: u64,
-    /// Packets sent again.
-    pub retransmits: u64,
-    /// Packets dropped.
-    pub drops: u64,
-    /// Packets with a wrong ICRC.
-    pub icrc_errors: u64,
-    /// Packets for a QP that did not come from its peer.
-    pub strangers: u64,
-    /// When the last packet with payload of an application came; 0: none yet.
-    pub last_data_rx_us: u64,
-}
 
 /// A NIC.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]

@@ -57,7 +57,7 @@ pub use kind::{FaultForm, FAULT_FORMS};
 pub use line::Line;
 pub use nicpage::{NicPage, SlotCounters, SLOTS, TX_PORTS};
 pub use random::random_schedule;
-pub use unbroken_events::NicCounters;
+pub use unbroken_events::{NicCounter, NicCounters};
 pub use unbroken_runtime::{now_us, Presence, ProcessName, Runtime, RuntimeError};
 pub use units::TimeUs;
 pub use view::{LinkState, NicView, PortConditions, ALL_PORTS};

@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::rand::{getrandom, GetRandomFlags};
-use unbroken_events::NicCounters;
+use unbroken_events::{NicCounter, NicCounters, NIC_COUNTERS};
 use unbroken_runtime::{Presence, ProcessName, Runtime};
 
 use crate::credit::Credit;
@@ -29,27 +29,23 @@ pub const SLOTS: usize = 256;
 /// engine: who compares a time here with its own clock must not subtract without looking which is
 /// later.
 #[repr(C, align(128))]
-#[allow(missing_docs)] // as in `NicCounters`
 pub struct SlotCounters {
     /// The process that has, or had last, the slot: its pid as it sees it, and the id of its
     /// presence.
     pub pid: AtomicU64,
+    /// See [`pid`](Self::pid).
     pub process: AtomicU64,
-    pub tx_bytes: AtomicU64,
-    pub rx_bytes: AtomicU64,
-    pub tx_packets: AtomicU64,
-    pub rx_packets: AtomicU64,
-    pub tx_payload_bytes: AtomicU64,
-    pub rx_payload_bytes: AtomicU64,
-    pub retransmits: AtomicU64,
-    pub drops: AtomicU64,
-    pub icrc_errors: AtomicU64,
-    pub strangers: AtomicU64,
+    /// In the order of [`NIC_COUNTERS`].
+    counters: [AtomicU64; NIC_COUNTERS.len()],
+    /// When the last packet with payload of an application came; 0: none yet.
     pub last_data_rx_us: AtomicU64,
     /// UDP ports that the slot's packets come from, 16 bits each.
     tx_ports: AtomicU64,
-    _unused: [AtomicU64; 2],
+    _unused: [AtomicU64; SLOT_WORDS - 4 - NIC_COUNTERS.len()],
 }
+
+/// Words of a slot: no slot shares a pair of cache lines with another.
+const SLOT_WORDS: usize = 16;
 
 /// UDP ports that a slot sends from.
 pub const TX_PORTS: usize = 4;
@@ -63,8 +59,14 @@ impl SlotCounters {
 
     /// Adds to a counter that only this process writes: cheaper than an atomic addition.
     #[inline]
-    pub fn add(counter: &AtomicU64, n: u64) {
+    pub fn add(&self, counter: NicCounter, n: u64) {
+        let counter = &self.counters[counter as usize];
         counter.store(counter.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+    }
+
+    /// The value of a counter.
+    pub fn get(&self, counter: NicCounter) -> u64 {
+        self.counters[counter as usize].load(Ordering::Relaxed)
     }
 
     /// Tells receivers which ports the slot's packets come from. They stay when its owner has gone:
@@ -158,28 +160,11 @@ impl NicPage {
 
     /// What the NIC did, over all slots.
     pub fn counters(&self) -> NicCounters {
-        let sum = |f: fn(&SlotCounters) -> &AtomicU64| {
-            self.0.slots.iter().fold(0u64, |sum, s| sum.wrapping_add(f(s).load(Ordering::Relaxed)))
-        };
-        NicCounters {
-            tx_bytes: sum(|s| &s.tx_bytes),
-            rx_bytes: sum(|s| &s.rx_bytes),
-            tx_packets: sum(|s| &s.tx_packets),
-            rx_packets: sum(|s| &s.rx_packets),
-            tx_payload_bytes: sum(|s| &s.tx_payload_bytes),
-            rx_payload_bytes: sum(|s| &s.rx_payload_bytes),
-            retransmits: sum(|s| &s.retransmits),
-            drops: sum(|s| &s.drops),
-            icrc_errors: sum(|s| &s.icrc_errors),
-            strangers: sum(|s| &s.strangers),
-            last_data_rx_us: self
-                .0
-                .slots
-                .iter()
-                .map(|s| s.last_data_rx_us.load(Ordering::Relaxed))
-                .max()
-                .unwrap_or(0),
-        }
+        let slots = || self.0.slots.iter();
+        let last_data_rx_us = slots().map(|s| s.last_data_rx_us.load(Ordering::Relaxed)).max();
+        NicCounters::from_fn(last_data_rx_us.unwrap_or(0), |of| {
+            slots().map(|s| s.get(of)).fold(0, u64::wrapping_add)
+        })
     }
 
     /// The living processes that have a slot.
@@ -254,8 +239,8 @@ mod tests {
         one.slot(7).take(presence.name());
         // Of this pid, too: in another PID namespace, or before it came to this process.
         one.slot(1).take(ProcessName { id: 5, ..presence.name() });
-        SlotCounters::add(&one.slot(0).tx_bytes, 100);
-        SlotCounters::add(&two.slot(255).tx_bytes, 23);
+        one.slot(0).add(NicCounter::TxBytes, 100);
+        two.slot(255).add(NicCounter::TxBytes, 23);
         two.slot(255).last_data_rx_us.store(9, Ordering::Relaxed);
         assert_eq!(one.counters().tx_bytes, 123);
         assert_eq!(one.counters().last_data_rx_us, 9);

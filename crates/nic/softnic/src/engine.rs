@@ -109,7 +109,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use tx::TxBatch;
-use unbroken_fabric::{Credit, Fabric, GapRecorder, LinkState, NicPage, SlotCounters, MAX_PORTS};
+use unbroken_fabric::{Credit, Fabric, GapRecorder, LinkState, NicCounter, NicPage, MAX_PORTS};
 use unbroken_types::LinkLayer;
 use unbroken_verbs::{DeviceCounters, DeviceEvent, EventSink, UdAliases};
 
@@ -560,20 +560,20 @@ impl Engine {
         }
         let slot = self.pages[port].slot(self.id.slot as u8);
         let pairs = [
-            (&slot.tx_bytes, tx.bytes),
-            (&slot.tx_packets, tx.packets),
-            (&slot.tx_payload_bytes, tx.payload_bytes),
-            (&slot.rx_bytes, rx.bytes),
-            (&slot.rx_packets, rx.packets),
-            (&slot.rx_payload_bytes, rx.payload_bytes),
-            (&slot.drops, tx.drops + rx.drops),
-            (&slot.retransmits, tx.retransmits),
-            (&slot.icrc_errors, rx.icrc_errors),
-            (&slot.strangers, rx.strangers),
+            (NicCounter::TxBytes, tx.bytes),
+            (NicCounter::TxPackets, tx.packets),
+            (NicCounter::TxPayloadBytes, tx.payload_bytes),
+            (NicCounter::RxBytes, rx.bytes),
+            (NicCounter::RxPackets, rx.packets),
+            (NicCounter::RxPayloadBytes, rx.payload_bytes),
+            (NicCounter::Drops, tx.drops + rx.drops),
+            (NicCounter::Retransmits, tx.retransmits),
+            (NicCounter::IcrcErrors, rx.icrc_errors),
+            (NicCounter::Strangers, rx.strangers),
         ];
         for (counter, n) in pairs {
             if n != 0 {
-                SlotCounters::add(counter, n);
+                slot.add(counter, n);
             }
         }
     }

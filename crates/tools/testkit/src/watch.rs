@@ -110,14 +110,14 @@ fn gbps(first: &Sample, last: &Sample, nic: usize) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use unbroken_fabric::SlotCounters;
+    use unbroken_fabric::NicCounter;
 
     #[test]
     fn rates_and_gaps() {
         let lab = Lab::new(std::path::Path::new("unbroken")).unwrap();
         let mut watch = Watch::new(&lab, "b", 2).unwrap();
         watch.sample();
-        SlotCounters::add(&watch.pages[1].slot(0).rx_payload_bytes, 1_000_000);
+        watch.pages[1].slot(0).add(NicCounter::RxPayloadBytes, 1_000_000);
         let begin_us = watch.samples[0].time_us;
         while now_us() < begin_us + 2_000 {
             std::thread::yield_now();

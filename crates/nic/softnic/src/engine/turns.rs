@@ -210,10 +210,9 @@ fn turn(
 #[cfg(test)]
 mod tests {
     use crate::{Config, Nic, SoftNics};
-    use std::sync::atomic::Ordering::Relaxed;
     use std::sync::Arc;
     use std::time::{Duration, Instant};
-    use unbroken_fabric::{now_us, Fabric, Runtime};
+    use unbroken_fabric::{now_us, Fabric, NicCounter, Runtime};
     use unbroken_types::{
         Access, Gid, Mtu, PathAttr, QpCaps, QpState, QpType, SendFlags, SendOpcode, Sge, Wc,
     };
@@ -353,7 +352,7 @@ mod tests {
             assert!(start.elapsed() < Duration::from_secs(20), "{sent} have completed");
         }
         let page = e.pages[0].slot(e.id.slot as u8);
-        (page.retransmits.load(Relaxed), page.drops.load(Relaxed))
+        (page.get(NicCounter::Retransmits), page.get(NicCounter::Drops))
     }
 
     /// A process loses its core while answers come: they are not to be taken for missing before
