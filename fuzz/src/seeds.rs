@@ -120,13 +120,14 @@ fn outside(dir: &Path) -> std::io::Result<()> {
         Message { from: end(5), to: end(6), body }.encode(&mut bytes);
         inputs.push(bytes);
     }
-    let further_ports = vec![PortRecord { gid: Gid([8; 16]), control_qpn: 3 }];
+    let further_ports = vec![PortRecord { gid: Gid([8; 16]), control_qpn: 3, lid: 5 }];
     let nic = NicRecord {
         index: 0,
         gid: Gid([7; 16]),
         address: Gid([8; 16]),
         control_qpn: 9,
         key_set: 1,
+        lid: 5,
         name: "a/0".into(),
         further_ports,
     };
