@@ -125,6 +125,14 @@ impl Connection {
         self.attempts = 0;
     }
 
+    /// What is sent next takes the way of the present attempt first.
+    pub(crate) fn go_on_from_here(&mut self) {
+        let attempts = std::mem::take(&mut self.attempts) as usize;
+        self.via = self.via.wrapping_add(attempts);
+        let count = self.peers.len().max(1);
+        self.peers.rotate_left(attempts % count);
+    }
+
     pub(crate) fn mad(&self, message: Message) -> Mad {
         Mad { transaction: self.transaction, message }
     }

@@ -337,7 +337,8 @@ impl Cm {
         let (remote_id, remote_qpn) = (c.remote_id.unwrap_or(0), c.remote_qpn);
         let dreq = Disconnect { local_id: id, remote_id, remote_qpn, private: Vec::new() };
         c.last = Some(c.mad(Message::Dreq(dreq)));
-        (c.state, c.wait_us, c.attempts) = (State::DreqSent, wait_us, 0);
+        c.go_on_from_here();
+        (c.state, c.wait_us) = (State::DreqSent, wait_us);
         self.send_last(now_us, id, true);
     }
 
@@ -532,7 +533,7 @@ impl Cm {
     fn send_now(&mut self, id: u32) {
         let Some(c) = self.connections.get(&id) else { return };
         if let (Some(mad), Some(to)) = (&c.last, c.peer()) {
-            let via = c.via + c.attempts as usize;
+            let via = c.via.wrapping_add(c.attempts as usize);
             let bytes = Box::new(mad.encode());
             self.outputs.push_back(Output::Send { via, to, bytes });
         }

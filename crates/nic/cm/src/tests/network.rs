@@ -222,6 +222,37 @@ fn a_program_that_takes_its_time_is_waited_for() {
     assert_eq!(w.count(0, |event| matches!(event, Event::Response(_))), 1);
 }
 
+/// A peer that asks for time has been reached, so what is said next goes the same way.
+#[test]
+fn a_connection_ends_by_the_nic_that_its_peer_was_heard_through() {
+    let mut world = World::new(Vec::new());
+    let asker = world.connect(0);
+    let (_, (_, bytes)) = world.flying.pop_first().unwrap();
+    let cm = &mut world.ends[1];
+    cm.handle(0, address(0), 0, &bytes[..]);
+    let Some(Output::Event(id, _)) = cm.next_output() else { panic!() };
+    cm.accept(0, id, Reply { rep: Box::new(Rep::default()) }).unwrap();
+    let via = |output| match output {
+        Some(Output::Send { via, .. }) => via,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(via(cm.next_output()), 0);
+    let again_us = cm.next_deadline_us().unwrap();
+    cm.tick(again_us);
+    assert_eq!(via(cm.next_output()), 1, "the next NIC");
+    let mra = Mra {
+        local_id: asker.0,
+        remote_id: id.0,
+        received: 1,
+        service_timeout: 12,
+        private: Vec::new(),
+    };
+    let mad = Mad { transaction: 1, message: Message::Mra(mra) };
+    cm.handle(again_us, address(0), 0, &mad.encode());
+    cm.disconnect(again_us, id).unwrap();
+    assert_eq!(via(cm.next_output()), 0);
+}
+
 #[test]
 fn a_rejection_has_its_reason_and_data() {
     for lost in [0, 1] {
