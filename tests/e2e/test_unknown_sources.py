@@ -38,7 +38,7 @@ LEAST = 1000
 NOBODY = USERS[0]
 QPS = 2
 # The first byte of the directory's values, and what each further port of a NIC takes there.
-VERSION, PORT_BYTES = b"\x06", 20
+VERSION, PORT_BYTES = b"\x07", 22
 # An IPv4 address as a GID.
 V4_PREFIX = bytes(10) + b"\xff\xff"
 ETH_P_IP = 0x0800
@@ -72,10 +72,10 @@ class Directory:
         for found in re.finditer(key + VERSION + rb"(.)\0\0.{12}", self.bytes, re.DOTALL):
             nics, at = [], found.end()
             for number in range(found[1][0]):
-                index, gid, _address, qpn, _key_set, length = struct.unpack_from(
-                    "<I16s16sIHB", self.bytes, at
+                index, gid, _address, qpn, _key_set, _lid, length = struct.unpack_from(
+                    "<I16s16sIHHB", self.bytes, at
                 )
-                at += 43 + length
+                at += 45 + length
                 at += 1 + PORT_BYTES * self.bytes[at]
                 if index != number or gid[:12] != V4_PREFIX:
                     nics = []  # the remains of an older version
