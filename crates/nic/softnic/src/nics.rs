@@ -226,7 +226,15 @@ impl SoftNics {
         let witness = Arc::new(Witness { sink, died: died.clone() });
         let common = self.common.of(spec.device)?;
         let nic = Nic::open(i, spec, link, self.fabric.clone(), common, witness)?;
-        opened[i] = Some(Opened { nic: nic.downgrade(), sink: weak, died, grave: None });
+        // One that had died, and that the watcher has not seen alive since: it finds a living one.
+        let is_back = opened[i]
+            .as_ref()
+            .is_some_and(|old| old.grave.is_some() || old.died.load(Ordering::Acquire));
+        opened[i] = Some(Opened { nic: nic.downgrade(), sink: weak.clone(), died, grave: None });
+        drop(opened);
+        if let Some(sink) = weak.upgrade().filter(|_| is_back) {
+            sink.event(i, DeviceEvent::PortActive(1));
+        }
         Ok(Arc::new(nic))
     }
 
