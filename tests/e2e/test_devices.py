@@ -115,20 +115,25 @@ def test_survives_while_programs_sleep(logs, fault):
         pair.succeed(120, client, server)
 
 
-def test_rping_is_protected(logs):
+@pytest.mark.parametrize("fault", FAULTS)
+def test_rping_survives(logs, fault):
     """Programs that connect by address: the kernel's rdma_cm makes their connection, and the QPs
     that librdmacm makes are protected. (perftest 4.5 cannot be told its own address, so the kernel
     would connect B with itself.)"""
     port = free_port()
-    words = ["rping", "-V", "-S", 60_000, "-C", 300, "-p", port, "-a", "10.0.0.2"]
-    with Pair(logs) as pair:
+    words = ["rping", "-V", "-S", 60_000, "-C", 3000, "-p", port, "-a", "10.0.0.2"]
+    with Pair(logs) as pair, Fault(*FAULTS[fault]) as broken:
         server = pair.start("B", [*words, "-s"], "rping-server")
         listening = lambda: f":{port} " in sh("rdma resource show cm_id")
         wait_until(lambda: server.ended() or listening(), 40, "rping listens")
         client = pair.start("A", [*words, "-c", "-I", "10.0.0.1"], "rping-client")
         pair.flowing("A0")
         qps = pair.status()["qps"]
-        pair.succeed(150, client, server)
+        broken.make()
+        pair.flowing("A1")
+        # The kernel's own messages, as the one that ends the connection, go by this link alone.
+        broken.mend()
+        pair.succeed(200, client, server)
     assert len(qps) == 2 and all(qp["protected"] for qp in qps), qps
 
 
