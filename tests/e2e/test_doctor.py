@@ -8,20 +8,11 @@ import subprocess
 
 import pytest
 
-from lib import options
-from lib.host_devices import Fault, connect, sh
+from lib.host_devices import IN_THE_GUEST, Fault, connect, sh
 from lib.paths import BUILD
 from lib.process import Failure, wait_until
 
-pytestmark = [
-    pytest.mark.vm,
-    pytest.mark.root,
-    pytest.mark.slow,
-    pytest.mark.timeout(200),
-    pytest.mark.skipif(
-        not options.VM, reason="rxe changes how the whole machine routes: `make test-vm` runs it"
-    ),
-]
+pytestmark = [pytest.mark.timeout(200), *IN_THE_GUEST]
 
 # A user that has no rights beyond its own.
 USER = "setpriv --reuid 1000 --regid 1000 --clear-groups --inh-caps=-all".split()

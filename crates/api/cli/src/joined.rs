@@ -46,7 +46,7 @@ pub(crate) struct Joined {
 }
 
 impl Joined {
-    /// What is kept in the runtime folder, if anything is.
+    /// Loads the network that this runtime folder has joined, if it has joined one.
     pub(crate) fn load(runtime: &Runtime) -> Result<Option<Joined>> {
         let path = path(runtime);
         let wrong = |what: &dyn std::fmt::Display| {

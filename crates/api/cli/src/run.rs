@@ -89,8 +89,8 @@ fn take_faults(wanted: bool, failover: bool, command: &mut Command) -> Result {
     }
 }
 
-/// Tells the program which NICs it has. What is named here goes before what the environment names,
-/// and that before the network that this machine has joined, which is given back if it is used.
+/// Chooses the program's NICs: those of the options, else those of the environment, else those of
+/// the network that this machine has joined. Returns that network if its NICs are used.
 fn choose_nics(runtime: &Runtime, args: &RunArgs, command: &mut Command) -> Result<Option<Joined>> {
     let named_here = args.devices.is_some() || args.nics.is_some() || args.host.is_some();
     let or_from = |argument: &Option<String>, variable| {

@@ -19,7 +19,7 @@ use unbroken_nics::{Network, OwnPort};
 const LIBRDMACM: &std::ffi::CStr = c"librdmacm.so.1";
 const FLAGS: c_int = libc::IFF_UP | libc::IFF_RUNNING | libc::IFF_BROADCAST | libc::IFF_MULTICAST;
 
-/// An entry that is ours, and what it points to.
+/// An entry for a NIC's port, with the name and the addresses that it points to.
 #[repr(C)]
 struct Added {
     entry: ifaddrs,
@@ -81,7 +81,7 @@ impl Added {
     }
 }
 
-/// Puts our entries behind those of a list.
+/// Appends an entry for each port to a list.
 ///
 /// # Safety
 /// `list` is what getifaddrs has filled.
@@ -100,7 +100,7 @@ unsafe fn append(list: *mut *mut ifaddrs, ports: &[OwnPort]) {
     }
 }
 
-/// Takes our entries off the end of a list, and frees them; what is left is libc's.
+/// Removes our entries from the end of a list and frees them. Returns libc's own list.
 ///
 /// # Safety
 /// `list` is what getifaddrs gave, or NULL.

@@ -39,7 +39,7 @@ pub struct CounterMetric {
     pub name: &'static str,
     /// The value of its label `direction`, where two counters share a metric.
     pub direction: Option<&'static str>,
-    /// What it means, in node_exporter's words where the metric is its.
+    /// The help text: node_exporter's own where node_exporter defines the metric.
     pub help: &'static str,
 }
 
@@ -63,7 +63,7 @@ pub struct Counter {
     pub of: NicCounter,
     /// Its field in `status --json`.
     pub field: &'static str,
-    /// What it counts.
+    /// A description of the counted events, for the reference.
     pub meaning: &'static str,
     /// Its column in `unbroken status`, if it has one.
     pub column: Option<Column>,

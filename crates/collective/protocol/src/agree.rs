@@ -57,8 +57,9 @@ const SPLIT: &str = "CommSplit";
 pub struct Terms {
     /// The properties on which all ranks must agree.
     pub description: Description,
-    /// For an AllToAll with a count for each pair: what this rank sends to each rank, then what it
-    /// expects from each. For blocks with a count each: these counts. Otherwise empty.
+    /// For an AllToAll with a count for each pair: the counts that this rank sends to each rank, then
+    /// the counts that it expects from each. For blocks with a count each: these counts. Otherwise
+    /// empty.
     pub counts: Arc<[u64]>,
 }
 
@@ -108,7 +109,7 @@ impl Terms {
         NAMES.get(usize::from(self.description.operation)).copied()
     }
 
-    /// What the rank sends to each rank, and what it expects from each.
+    /// The counts that the rank sends to each rank, and those that it expects from each.
     fn pairs(&self) -> Option<(&[u64], &[u64])> {
         self.has_pairs().then(|| self.counts.split_at(self.counts.len() / 2))
     }

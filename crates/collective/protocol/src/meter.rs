@@ -1,9 +1,8 @@
 //! Measures the rates of NICs and paths, and the time of a message, from normal traffic.
 //!
-//! A line is measured from the moment when it gets work until all of that work is done, or for a
-//! fixed time. It can carry at least what it has carried in that time. In fact it can carry more,
-//! because the last frame must still be acknowledged, and polls may be late. So all measurements
-//! are too low. The rate follows higher measurements immediately and lower ones slowly; the less
+//! A measurement of a line lasts from the moment when the line gets work until all of that work is
+//! done, or a fixed time. The bytes carried in that time give a lower bound of the line's rate: the
+//! last frame must still be acknowledged, and polls may be late. So all measurements are too low. The rate follows higher measurements immediately and lower ones slowly; the less
 //! data a measurement covers, the more slowly.
 //!
 //! The time of a message is the shortest time of a short frame that had its path to itself. It

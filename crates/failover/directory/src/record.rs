@@ -13,7 +13,7 @@
 //!           40 set of keys u16   42  LID u16     44  length of the name u8
 //!           45 name (UTF-8), then number of further ports u8, and for each:
 //!              GID, control QPN u32, LID u16
-//! key:      0  version = 7   8  the key    40  FNV-1a of what is before it, u64
+//! key:      0  version = 7   8  the key    40  FNV-1a of bytes 0 to 39, u64
 //!                                                                             48 bytes
 //! ```
 //!

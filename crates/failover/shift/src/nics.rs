@@ -351,8 +351,8 @@ impl NicTable {
         Ok(())
     }
 
-    /// The subnet manager may have given ports of NIC `i` other LIDs. True: it has, and peers have
-    /// to be told.
+    /// Reads the LIDs of NIC `i` again, which the subnet manager may change. Returns whether one has
+    /// changed, so that the process must publish its record again.
     pub(crate) fn look_at_lids(&self, i: usize) -> bool {
         let endpoints = self.slots.get(i).map(|slot| lock(slot).endpoints.clone());
         let changed = |changed, endpoint: Arc<ControlEndpoint>| endpoint.look_at_lid() | changed;

@@ -265,7 +265,7 @@ impl Qp {
     /// The same for who looks after many QPs, and waits for no device: none while a program's thread
     /// is in a verb of control of this QP that its NIC does not answer.
     ///
-    /// The lock hands itself to a thread that has waited for about a millisecond, so that a program
+    /// The lock is fair: a thread that has waited for about a millisecond gets it next. So a program
     /// that posts without a pause cannot keep the worker from its gate, even on one core.
     pub(crate) fn gate_now(&self) -> Option<MutexGuard<'_, Gate>> {
         let mut gate = self.try_gate();

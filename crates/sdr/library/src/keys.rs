@@ -1,11 +1,12 @@
 //! The keys by which peers write into receives, and how they are taken back: stage one of the
 //! protection against late packets.
 //!
-//! | the NICs have | the bytes of a receive are named by | taken back by |
-//! | --- | --- | --- |
-//! | indirect keys | its slot in the root key of its generation | naming nothing there, which is done when the call returns |
-//! | memory windows of type 2 | a window for each channel, bound by the channel's queue pair of the generation, under another key than before | a request to invalidate it, by the same queue pair, and its completion |
-//! | neither | | such a NIC is refused ([`Protection::of`]) |
+//! - NICs with indirect keys: a receive's bytes are named by its slot in the root key of its
+//!   generation. The key is taken back by clearing the slot, which is done when the call returns.
+//! - NICs with memory windows of type 2: each channel has a window, which its queue pair of the
+//!   generation binds under a new key. The same queue pair takes the key back by a request that
+//!   invalidates the window, and its completion.
+//! - NICs with neither are refused ([`Protection::of`]).
 //!
 //! Where the queue pairs of a NIC may not be able to invalidate a window
 //! ([`Capabilities::frees_windows`]), the window is freed instead, and the next receive gets a new
@@ -17,10 +18,12 @@
 //! A window's life, beside its slot's ([`unbroken_sdr_protocol::receives`]):
 //!
 //! ```text
-//!   none ── first use ──► free ── bind, completed ──► bound: the receive may be cleared to be sent ── invalidate, completed ──► free
+//!   none ── first use ──► free ── bind, completed ──► bound ── invalidate, completed ──► free
 //!    ▲                      │                            │
 //!    └── freed by the driver ── its channel has failed ──┘
 //! ```
+//!
+//! While the window is bound, the receive may be cleared to be sent.
 //!
 //! Whoever posts or completes a receive waits for these completions, one of each channel at a time,
 //! and for no longer than [`LONGEST_WAIT`]. A channel that takes longer is given up, as one whose

@@ -211,9 +211,9 @@ impl State {
         own.iter().find(|own| self.network.works(own)).or(own.first()).copied()
     }
 
-    /// A port of ours that leads there: on the same rail, if there is one. Its NIC works, or has
-    /// had connections before: a program makes all of them in the protection domain of one device,
-    /// and what it makes there works over the other NICs.
+    /// Chooses a port of ours that leads there, on the same rail if there is one. Its NIC must work,
+    /// or must have carried connections of this program: the program creates all its connections in
+    /// the protection domain of one device, and their queue pairs fail over to other NICs.
     fn choose_port(&self, ip: IpAddr, place: &Place) -> Option<OwnPort> {
         let Place::Host(_, rail) = place else {
             let own = self.network.own();

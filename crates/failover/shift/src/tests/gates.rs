@@ -4,7 +4,7 @@ use super::*;
 use rustix::thread::{sched_getcpu, sched_setaffinity, CpuSet};
 
 /// How often the busy thread takes the gate at most, for half a millisecond each, before another
-/// thread has it. The lock hands itself over after about one millisecond.
+/// thread has it. The lock passes to a waiting thread after about one millisecond.
 const MOST_TURNS: u32 = 200;
 
 /// Keeps the calling thread on one core.
